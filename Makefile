@@ -1,0 +1,3 @@
+.PHONY: help
+help:
+	@echo "see README.md"

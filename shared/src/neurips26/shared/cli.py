@@ -1,0 +1,301 @@
+"""The one command: ``neurips26``. Every verb is a dataclass; its docstrings are the help."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from neurips26.shared import registry, runs
+from neurips26.shared.data import DataMissing
+
+__all__ = ["main"]
+
+TIERS = ("quick", "tune", "cpu", "gpu")
+COLOURS = {"holds": "green", "does not hold": "red", "undecided": "yellow", "not testable here": "dim"}
+
+out = Console()
+err = Console(stderr=True)
+
+
+@dataclass
+class List:
+    """List the installed papers. Nothing of a paper is imported."""
+
+    def __call__(self) -> int:
+        table = Table(box=None, pad_edge=False)
+        for heading in ("paper", "title", "provenance", "state"):
+            table.add_column(heading, overflow="fold")
+        for paper in registry.papers():
+            table.add_row(paper.slug, paper.title, paper.provenance, paper.error or "installed")
+        out.print(table)
+        return 0
+
+
+@dataclass
+class Claims:
+    """Show a paper's claims: statement, the paper's figure, criterion and tiers."""
+
+    slug: Annotated[str, tyro.conf.Positional]
+    """The paper (see `neurips26 list`)."""
+
+    def __call__(self) -> int:
+        paper = registry.find(self.slug)
+        for fn in vars(paper.load_claims()).values():
+            if hasattr(fn, "claim"):
+                c = fn.claim
+                out.print(f"[bold]{c.id}[/] ({c.scope}; {', '.join(fn.tiers)})", highlight=False)
+                out.print(f"  {c.statement}\n  paper: {c.paper_value}\n  holds if: {c.criterion}", highlight=False)
+        return 0
+
+
+@dataclass
+class Run:
+    """Run a paper's claims and show effect and verdict; writes into a folder that is not committed."""
+
+    slug: Annotated[str, tyro.conf.Positional]
+    """The paper (see `neurips26 list`)."""
+    tier: str = "quick"
+    """quick (seconds), tune (the grids), cpu (an hour at most) or gpu."""
+    only: list[str] = field(default_factory=list)
+    """Ids of claims to run; the others keep what was measured."""
+    out: Path = Path("build")
+    """Folder of the record and its pictures."""
+    force: bool = False
+    """Forget finished cells and start over; also replaces a damaged record."""
+
+    def __call__(self) -> int:
+        return _run(self.slug, self.tier, self.out, self.out / ".work", self.only, self.force, committed=False)
+
+
+@dataclass
+class Record:
+    """Run a paper's claims for the committed evidence. Needs a checkout without changes."""
+
+    slug: Annotated[str, tyro.conf.Positional]
+    """The paper (see `neurips26 list`)."""
+    tier: str = "cpu"
+    """tune, cpu or gpu."""
+    only: list[str] = field(default_factory=list)
+    """Ids of claims to run; the others keep what was measured with the same code."""
+    out: Path = Path("results")
+    """Folder of the committed records."""
+    work: Path = Path("build/.record")
+    """Folder of finished cells, from which a killed run goes on."""
+    force: bool = False
+    """Forget finished cells and start over; also replaces a damaged record."""
+
+    def __call__(self) -> int:
+        if self.tier == "quick":
+            raise ValueError("tier: expected tune, cpu or gpu (quick runs are not committed), got 'quick'")
+        return _run(self.slug, self.tier, self.out, self.work, self.only, self.force, committed=True)
+
+
+@dataclass
+class Explain:
+    """Tell how a row of the report was made: criterion, seeds, settings, and the command that makes it again."""
+
+    claim: Annotated[str, tyro.conf.Positional]
+    """Id of a claim, or `slug/id`."""
+    results: Path = Path("results")
+    """Folder of committed records."""
+    build: Path = Path("build")
+    """Folder of quick records."""
+
+    def __call__(self) -> int:
+        from neurips26.shared.explain import explain
+
+        slug, _, name = self.claim.rpartition("/")
+        text, known = explain(name, slug, [self.results, self.build])
+        if text is None:
+            near = difflib.get_close_matches(name, known, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known) or 'none'}"
+            raise ValueError(f"claim: expected the id of a recorded claim, got {self.claim!r} ({hint})")
+        out.print(text, highlight=False)
+        return 0
+
+
+@dataclass
+class Report:
+    """Write the page of all records, or the claims tables of the READMEs."""
+
+    results: Path = Path("results")
+    """Folder of committed records."""
+    build: Path = Path("build")
+    """Folder of quick records."""
+    out: Path = Path("build/report/index.html")
+    """The page."""
+    readme: bool = False
+    """Fill the claims tables of README.md and packages/*/README.md instead (from committed records only)."""
+    note: list[str] = field(default_factory=list)
+    """`slug=text`: what to say of a paper that could not be set up or run."""
+
+    def __call__(self) -> int:
+        from neurips26.shared.pages import write_page, write_readmes
+
+        if self.readme:
+            for path in write_readmes(self.results):
+                out.print(path)
+            return 0
+        notes = dict(n.split("=", 1) for n in self.note if "=" in n)
+        write_page([self.results, self.build], self.out, notes)
+        out.print(f"report: {self.out}")
+        return 0
+
+
+@dataclass
+class Verify:
+    """Check committed records: verdicts recomputed, criteria older than the runs, settings as tuned."""
+
+    results: Annotated[Path, tyro.conf.Positional] = Path("results")
+    """Folder of committed records."""
+    rerun: bool = False
+    """Also make every quick claim and one cell of each cpu record again."""
+
+    def __call__(self) -> int:
+        from neurips26.shared.verify import verify_tree
+
+        if not self.results.is_dir():
+            raise ValueError(f"results: expected a folder of records, got {self.results}")
+        problems = verify_tree(self.results, self.rerun, say=lambda text: out.print(text, highlight=False))
+        for problem in problems:
+            out.print(f"[red]{problem}[/]", highlight=False)
+        out.print("records verify" if not problems else f"{len(problems)} problems")
+        return 1 if problems else 0
+
+
+@dataclass
+class Data:
+    """List, check or fetch the declared data sets."""
+
+    action: Annotated[Literal["list", "check", "fetch"], tyro.conf.Positional] = "list"
+    """list what is declared and present, check checksums, or fetch what is missing."""
+    slug: Annotated[str, tyro.conf.Positional] = ""
+    """Only this paper's data."""
+
+    def __call__(self) -> int:
+        from neurips26.shared import data
+
+        chosen = [registry.find(self.slug)] if self.slug else registry.papers()
+        failed = 0
+        table = Table(box=None, pad_edge=False)
+        for heading in ("paper", "data", "MB", "licence", "state"):
+            table.add_column(heading, overflow="fold")
+        for paper in chosen:
+            for item in paper.data:
+                try:
+                    where = data.require(paper.slug, item.name) if self.action == "fetch" else data.find_set(item)
+                    state = str(where) if where else "missing"
+                    failed += self.action == "check" and where is None
+                except (DataMissing, data.ChecksumError, OSError) as error:
+                    state, failed = str(error), failed + 1
+                table.add_row(paper.slug, item.name, f"{item.size / 1e6:.1f}", item.licence, state)
+        out.print(table)
+        return 1 if failed else 0
+
+
+@dataclass
+class Doctor:
+    """Say what this machine has: Python, cores, memory, disk, GPU, data and the versions that matter."""
+
+    def __call__(self) -> int:
+        from neurips26.shared.doctor import diagnose
+
+        for key, value in diagnose().items():
+            out.print(f"[bold]{key:<10}[/] {value}", highlight=False)
+        return 0
+
+
+Verb = (
+    Annotated[List, tyro.conf.subcommand("list")]
+    | Annotated[Claims, tyro.conf.subcommand("claims")]
+    | Annotated[Run, tyro.conf.subcommand("run")]
+    | Annotated[Record, tyro.conf.subcommand("record")]
+    | Annotated[Explain, tyro.conf.subcommand("explain")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Verify, tyro.conf.subcommand("verify")]
+    | Annotated[Data, tyro.conf.subcommand("data")]
+    | Annotated[Doctor, tyro.conf.subcommand("doctor")]
+)
+VERBS = ("list", "claims", "run", "record", "explain", "report", "verify", "data", "doctor")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; one line of error and exit status 2 for what the user can mend, a traceback for what we must."""
+    args = sys.argv[1:] if argv is None else argv
+    try:
+        if args and not args[0].startswith("-") and args[0] not in VERBS:
+            return _paper_verb(args[0], args[1:])
+        verb = tyro.cli(
+            Verb,  # type: ignore[arg-type]
+            args=args,
+            prog="neurips26",
+            description="NeurIPS 2026 papers as packages, each with its claims measured. "
+            "`neurips26 <paper> <verb>` reaches a paper's own commands.",
+        )
+        return verb()
+    except (ValueError, TypeError, runs.LockedError, DataMissing, RuntimeError, OSError) as error:
+        if os.environ.get("NEURIPS26_TRACEBACK"):
+            raise
+        err.print(f"[red]error:[/] {error}", highlight=False, markup=True, soft_wrap=True)
+        return 2
+
+
+def _paper_verb(slug: str, rest: list[str]) -> int:
+    known = [p.slug for p in registry.papers()]
+    if slug not in known:
+        near = difflib.get_close_matches(slug, [*known, *VERBS], n=3)
+        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        raise ValueError(f"command: expected a verb ({', '.join(VERBS)}) or an installed paper, got {slug!r}{hint}")
+    paper = registry.find(slug)
+    if paper.error:
+        raise ValueError(f"{slug}: {paper.error}")
+    if not paper.cli:
+        raise ValueError(f"{slug}: expected a paper with commands of its own, got none; see neurips26 claims {slug}")
+    module, _, name = paper.cli.partition(":")
+    return int(getattr(importlib.import_module(module), name)(rest) or 0)
+
+
+def _run(slug: str, tier: str, target: Path, work: Path, only: list[str], force: bool, *, committed: bool) -> int:
+    from neurips26.shared.arrays import check_choice
+    from neurips26.shared.record import run_tier
+
+    check_choice(tier, "tier", TIERS)
+    paper = registry.find(slug)
+    if paper.error:
+        raise ValueError(f"{slug}: {paper.error}")
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"out: expected a folder that can be written, got {target} ({error.strerror})") from None
+    if not os.access(target, os.W_OK):
+        raise ValueError(f"out: expected a folder that can be written, got {target}")
+    record = run_tier(paper, tier, target, work=work, only=only, force=force, committed=committed)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("claim", "effect", "interval", "criterion", "verdict"):
+        table.add_column(heading, overflow="fold")
+    from neurips26.shared.claims import Criterion
+
+    for row in record["claims"]:
+        interval = f"[{row['interval'][0]:.4g}, {row['interval'][1]:.4g}]" if row["interval"] else "–"
+        effect = "–" if row["effect"] is None else f"{row['effect']:.4g}"
+        colour = COLOURS[row["verdict"]]
+        verdict = f"[{colour}]{row['verdict']}[/], {row['scope']}"
+        table.add_row(row["id"], effect, interval.replace("[", r"\["), str(Criterion(**row["criterion"])), verdict)
+    for grid in record.get("grids", []):
+        table.add_row(grid["id"], f"{len(grid['cells'])} cells", "", "", "tuned")
+    out.print(table)
+    out.print(f"record: {target / slug / f'{tier}.json'}", highlight=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

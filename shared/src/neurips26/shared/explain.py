@@ -1,0 +1,63 @@
+"""How a row was made, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from neurips26.shared.claims import Criterion
+from neurips26.shared.record import read_record
+
+__all__ = ["explain", "remake_command"]
+
+
+def remake_command(slug: str, tier: str, claim: str) -> str:
+    """The command that measures a claim again."""
+    verb = "run" if tier == "quick" else "record"
+    return f"neurips26 {verb} {slug} --tier {tier} --only {claim} --force"
+
+
+def explain(claim: str, slug: str, folders: Sequence[Path]) -> tuple[str | None, list[str]]:
+    """Text about every recorded row of ``claim`` (of paper ``slug`` unless ""), and all known ids."""
+    texts, known = [], []
+    for folder in folders:
+        for path in sorted(folder.glob("*/*.json")):
+            record = read_record(path)
+            for row in record["claims"]:
+                known.append(row["id"])
+                if row["id"] == claim and slug in ("", record["paper"]):
+                    texts.append(_row(record, row))
+    return ("\n\n".join(texts) if texts else None), sorted(set(known))
+
+
+def _row(record: dict[str, Any], row: dict[str, Any]) -> str:
+    interval = "none" if row["interval"] is None else f"{row['interval'][0]:.6g} … {row['interval'][1]:.6g}"
+    effect = "none" if row["effect"] is None else f"{row['effect']:.6g}"
+    lines = [
+        f"{record['paper']} / {row['id']} ({record['tier']} tier, {row['scope']})",
+        f"  claim      {row['statement']}",
+        f"  paper      {row['paper_value']}",
+        f"  metric     {row['metric']} ({row['unit']}; {row['direction']} is better)",
+        f"  holds if   {Criterion(**row['criterion'])}",
+        f"  effect     {effect}, interval {interval}" + (f" at level {row['level']:.4g}" if row["level"] else ""),
+        f"  verdict    {row['verdict']}" + (f": {row['reason']}" if row["reason"] else ""),
+        f"  seeds      {', '.join(map(str, row['seeds'])) or 'none'}",
+    ]
+    if row["ours"]:
+        lines.append(f"  ours       {row['ours']['values']} with {row['ours']['setting']}")
+    for name, series in row["baselines"].items():
+        mark = " (the criterion's baseline)" if name == row["compared_to"] else ""
+        lines.append(f"  {name}{mark}: {series['values']} with {series['setting']}")
+    if row["cells"]:
+        lines.append(f"  cells      {len(row['cells'])}")
+    data = ", ".join(f"{d['name']} ({d['kind']})" for d in row["data"]) or "none"
+    lines += [f"  data       {data}"]
+    if row["tuned_by"]:
+        lines.append(f"  tuned by   grid {row['tuned_by']} of the tune record")
+    lines += [f"  note       {note}" for note in row.get("notes", [])]
+    lines += [
+        f"  revision   {record['revision']}",
+        f"  again      {remake_command(record['paper'], record['tier'], row['id'])}",
+    ]
+    return "\n".join(lines)

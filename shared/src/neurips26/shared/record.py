@@ -1,0 +1,315 @@
+"""Running a paper's claims and writing its record; resumable, atomic, digested."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from neurips26.shared import data, runs
+from neurips26.shared.claims import Claim, Measurement, Tuning, judge
+from neurips26.shared.context import Context
+from neurips26.shared.progress import console
+from neurips26.shared.registry import Paper
+
+__all__ = ["DirtyTreeError", "code_digest", "is_stale", "read_record", "run_tier", "source_digest"]
+
+SCHEMA = 1
+
+#: Modules of the shared package that can change a number; the rest presents, stores or starts.
+_NUMERIC_SHARED = ("claims", "stats", "seeding", "context", "bench", "threads", "backbones", "federated")
+
+
+class DirtyTreeError(RuntimeError):
+    """A committed record must name the revision that made it; this tree has uncommitted changes."""
+
+
+def code_digest(path: Path) -> str:
+    """SHA-256 of what a Python file *does*: its syntax tree without docstrings, comments and layout."""
+    tree = ast.parse(path.read_text("utf-8"))
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if (
+            isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+            and isinstance(body[0].value.value, str)
+        ):
+            body[0].value.value = ""
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+
+
+def source_digest(paper: Paper) -> str:
+    """Digest over the paper's modules (its command line apart) and the shared modules that it imported or names.
+
+    Federated and backbone modules count only where the paper's sources mention them.
+    """
+    assert paper.root is not None
+    parts = []
+    text = ""
+    for path in sorted(paper.root.rglob("*.py")):
+        if path.name == "cli.py" or "__pycache__" in path.parts:
+            continue
+        text += path.read_text("utf-8")
+        parts.append(f"{path.relative_to(paper.root)} {code_digest(path)}")
+    shared_root = Path(__file__).parent
+    for name in _NUMERIC_SHARED:
+        if (
+            name in ("backbones", "federated", "bench")
+            and f"shared.{name}" not in text
+            and f"import {name}" not in text
+        ):
+            continue
+        target = shared_root / name
+        files = sorted(target.rglob("*.py")) if target.is_dir() else [target.with_suffix(".py")]
+        parts += [f"shared/{f.relative_to(shared_root)} {code_digest(f)}" for f in files if f.exists()]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _config_digest(claims: Sequence[Claim]) -> str:
+    return hashlib.sha256(json.dumps([c.to_json() for c in claims], sort_keys=True).encode()).hexdigest()
+
+
+def _data_digests(paper: Paper) -> dict[str, str]:
+    """Declared checksums of the data sets that are present here (``find`` has compared them)."""
+    return {d.name: d.sha256 for d in paper.data if data.find(paper.slug, d.name) is not None}
+
+
+def machine() -> dict[str, Any]:
+    """CPU, cores, memory and GPU of this machine."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": psutil.cpu_count(logical=True),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "gpu": gpu_name(),
+    }
+
+
+def gpu_name() -> str | None:
+    """Name of the first CUDA device, without importing torch unless it is installed and a driver is present."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    names = done.stdout.strip().splitlines()
+    return names[0] if done.returncode == 0 and names else None
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _versions() -> dict[str, str]:
+    """Versions of Python and of every distribution whose modules are loaded now."""
+    owners = metadata.packages_distributions()
+    loaded = {name.partition(".")[0] for name in sys.modules}
+    names = sorted({d for m in loaded for d in owners.get(m, [])})
+    return {"python": platform.python_version(), **{n: metadata.version(n) for n in names}}
+
+
+def git(*args: str, cwd: Path | None = None) -> str | None:
+    """Output of a git command, or ``None`` outside a checkout."""
+    try:
+        done = subprocess.run(["git", *args], cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _met(need: str) -> bool:
+    if need == "gpu":
+        return gpu_name() is not None
+    raise ValueError(f"needs: expected 'gpu', got {need!r}")
+
+
+def run_tier(
+    paper: Paper,
+    tier: str,
+    out: Path,
+    *,
+    work: Path | None = None,
+    only: Sequence[str] = (),
+    force: bool = False,
+    committed: bool = False,
+    on_claim: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Run the claims of one tier, write ``out/<slug>/<tier>.json`` and return the record.
+
+    Args:
+        paper: the paper.
+        tier: ``quick``, ``tune``, ``cpu`` or ``gpu``.
+        out: folder of the records; figures go to ``out/<slug>/figures``.
+        work: folder of the run's working state (cells, finished claims); default ``out/.work``.
+        only: ids of claims to run; the others keep what an earlier run of the same code measured.
+        force: forget finished cells and claims and replace a damaged record.
+        committed: the record will be committed: refuse a dirty tree.
+        on_claim: called with each finished row.
+
+    Raises:
+        DirtyTreeError: ``committed`` and the checkout has changes.
+        runs.LockedError: another run works in the same directory.
+        runs.CorruptRecordError: the old record is damaged (named; replaced only with ``force``).
+    """
+    target = out / paper.slug / f"{tier}.json"
+    if target.exists() and not force:
+        read_record(target)
+    # Only the code matters: other records may lie beside this one.
+    dirty = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
+    if committed and dirty != "":
+        raise DirtyTreeError(
+            f"record: expected a git checkout without changes, got {dirty or 'no checkout'!r}; commit first, then record"
+        )
+    folder = (work or out / ".work") / paper.slug / tier
+    with runs.lock(folder):
+        source = source_digest(paper)
+        stamp = folder / "source.json"
+        if force or (stamp.exists() and runs.read_json(stamp)["source"] != source):
+            # Cells of other code are not this code's results.
+            for stale in ("cells", "claims", "figures"):
+                shutil.rmtree(folder / stale, ignore_errors=True)
+        runs.atomic_write_json(stamp, {"source": source})
+        if tier == "tune":
+            rows, grids = [], [_run_grid(paper, fn, folder) for fn in paper.tuning_functions()]
+        else:
+            functions = paper.claim_functions(tier)
+            unknown = set(only) - {f.claim.id for f in functions}
+            if unknown:
+                known = ", ".join(f.claim.id for f in functions)
+                raise ValueError(f"only: expected ids among {known}, got {', '.join(sorted(unknown))}")
+            chosen = [f for f in functions if not only or f.claim.id in only or _done(folder, f.claim)]
+            rows, grids = [], []
+            for fn in chosen:
+                rows.append(_run_claim(paper, fn, tier, folder))
+                if on_claim:
+                    on_claim(rows[-1])
+            _judge_rows(rows)
+        record = {
+            "schema": SCHEMA,
+            "paper": paper.slug,
+            "tier": tier,
+            "revision": git("rev-parse", "HEAD"),
+            "dirty": bool(dirty) if dirty is not None else None,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "provenance": paper.provenance,
+            "hashes": {
+                "source": source,
+                "config": _config_digest([Claim.from_json(r) for r in rows]),
+                "data": _data_digests(paper),
+            },
+            "machine": machine(),
+            "versions": _versions(),
+            "claims": rows,
+        }
+        if grids:
+            record["grids"] = grids
+        figures = out / paper.slug / "figures"
+        for name in {f for r in rows for f in r["figures"]}:
+            runs.atomic_write_bytes(figures / name, (folder / "figures" / name).read_bytes())
+        runs.atomic_write_json(target, record)
+    return record
+
+
+def _done(folder: Path, claim: Claim) -> bool:
+    path = folder / "claims" / f"{claim.id}.json"
+    return path.exists() and runs.read_json(path)["claim"] == claim.to_json()
+
+
+def _run_claim(paper: Paper, fn: Callable[[Context], Measurement], tier: str, folder: Path) -> dict[str, Any]:
+    claim: Claim = fn.claim  # type: ignore[attr-defined]
+    path = folder / "claims" / f"{claim.id}.json"
+    if _done(folder, claim):
+        return runs.read_json(path)["row"]
+    base = claim.to_json()
+    missing = [need for need in claim.needs if not _met(need)]
+    if missing:
+        return {**base, **Measurement().to_json(), "measured": False, "notes": [], "seconds": 0.0}
+    console.print(f"[bold]{paper.slug}[/] {claim.id}: {claim.statement}", highlight=False)
+    ctx = Context(paper.slug, tier, claim.id, folder)
+    started = time.perf_counter()
+    try:
+        measured = fn(ctx)
+    except Exception as error:
+        raise RuntimeError(
+            f"{paper.slug}: claim {claim.id!r} failed with {type(error).__name__}: {error} (finished cells are kept)"
+        ) from error
+    row = {
+        **base,
+        **measured.to_json(),
+        "measured": True,
+        "notes": ctx.notes,
+        "seconds": round(time.perf_counter() - started, 1),
+        "first_cell": ctx.first_cell,
+    }
+    runs.atomic_write_json(path, {"claim": base, "row": row})
+    return row
+
+
+def _run_grid(paper: Paper, fn: Callable[[Context], Tuning], folder: Path) -> dict[str, Any]:
+    ctx = Context(paper.slug, "tune", fn.grid_id, folder)  # type: ignore[attr-defined]
+    console.print(f"[bold]{paper.slug}[/] grid {ctx.claim}: {fn.statement}", highlight=False)  # type: ignore[attr-defined]
+    started = time.perf_counter()
+    tuned = fn(ctx)
+    return {
+        "id": ctx.claim,
+        "statement": fn.statement,  # type: ignore[attr-defined]
+        "cells": tuned.cells,
+        "chosen": tuned.chosen,
+        "note": tuned.note,
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+
+
+def _judge_rows(rows: list[dict[str, Any]]) -> None:
+    """Put effect, interval, level and verdict into the rows; this is also how ``verify`` recomputes them."""
+    claims = [Claim.from_json(r) for r in rows]
+    measured = [Measurement.from_json(r) if r["measured"] else None for r in rows]
+    for row, verdict in zip(rows, judge(claims, measured)):
+        row["effect"] = verdict.effect
+        row["interval"] = list(verdict.interval) if verdict.interval else None
+        row["level"] = verdict.level
+        row["verdict"] = verdict.outcome
+        row["reason"] = row["reason"] or verdict.why
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read a record; a damaged one raises :class:`runs.CorruptRecordError` and is left as it is."""
+    record = runs.read_json(path)
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        got = record.get("schema") if isinstance(record, dict) else type(record).__name__
+        raise runs.CorruptRecordError(f"{path}: expected a record of schema {SCHEMA}, got {got}; it was left as it is")
+    return record
+
+
+def is_stale(record: dict[str, Any], paper: Paper) -> bool:
+    """Whether the code or the declared data have changed since the record was made."""
+    if paper.error:
+        return False
+    declared = {d.name: d.sha256 for d in paper.data}
+    changed_data = any(declared.get(name) != digest for name, digest in record["hashes"]["data"].items())
+    return changed_data or record["hashes"]["source"] != source_digest(paper)
+
+
+def failed_row(error: BaseException) -> str:
+    """One line for the page about a paper whose run stopped."""
+    last = traceback.extract_tb(error.__traceback__)[-1:] if error.__traceback__ else []
+    where = f" ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
+    return f"{type(error).__name__}: {error}{where}"
