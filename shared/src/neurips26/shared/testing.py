@@ -7,10 +7,11 @@ a listed skip, or into a failure where ``NEURIPS26_REQUIRE`` names X.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
-__all__ = ["needs", "required"]
+__all__ = ["needs", "required", "typechecked"]
 
 
 def required() -> frozenset[str]:
@@ -28,6 +29,13 @@ def needs(reason: str, ok: bool, why: str = "") -> None:
     pytest.skip(message)
 
 
+def typechecked(function: Any) -> Any:
+    """Beartype with the numeric tower of PEP 484: where ``float`` is asked for, an ``int`` is right too."""
+    from beartype import BeartypeConf, beartype
+
+    return beartype(function, conf=BeartypeConf(is_pep484_tower=True))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Install the hook that checks shapes and types of our own modules while tests run."""
     if os.environ.get("NEURIPS26_TYPECHECK", "1") == "0":
@@ -36,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from jaxtyping import install_import_hook
     except ImportError:
         return
-    config.stash[_HOOK] = install_import_hook("neurips26", "beartype.beartype")
+    config.stash[_HOOK] = install_import_hook("neurips26", "neurips26.shared.testing.typechecked")
 
 
 _HOOK = pytest.StashKey()
