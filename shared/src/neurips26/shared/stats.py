@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats as _stats
 
 __all__ = [
@@ -36,7 +37,7 @@ _BOOTSTRAP_SEED = 20_260_101
 _BOOTSTRAP_DRAWS = 4_000
 
 
-def _values(values: Sequence[float], name: str = "values") -> np.ndarray:
+def _values(values: ArrayLike, name: str = "values") -> np.ndarray:
     array = np.asarray(values, dtype=float)
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"{name}: expected a non-empty list of numbers, got an array of shape {array.shape}")
@@ -45,7 +46,7 @@ def _values(values: Sequence[float], name: str = "values") -> np.ndarray:
     return array
 
 
-def paired_t(differences: Sequence[float], level: float = 0.95) -> Interval:
+def paired_t(differences: ArrayLike, level: float = 0.95) -> Interval:
     """Mean of paired differences with Student's t interval; one value gives the whole line as its interval."""
     d = _values(differences, "differences")
     mean = float(d.mean())
@@ -56,7 +57,7 @@ def paired_t(differences: Sequence[float], level: float = 0.95) -> Interval:
 
 
 def bootstrap(
-    values: Sequence[float], level: float = 0.95, statistic: Callable[..., Any] = np.mean, draws: int = _BOOTSTRAP_DRAWS
+    values: ArrayLike, level: float = 0.95, statistic: Callable[..., Any] = np.mean, draws: int = _BOOTSTRAP_DRAWS
 ) -> Interval:
     """Percentile bootstrap of ``statistic`` (called with ``axis=-1``) over independent values."""
     v = _values(values)
@@ -66,9 +67,7 @@ def bootstrap(
     return float(statistic(v, axis=-1)), float(low), float(high)
 
 
-def block_bootstrap(
-    values: Sequence[float], block: int, level: float = 0.95, draws: int = _BOOTSTRAP_DRAWS
-) -> Interval:
+def block_bootstrap(values: ArrayLike, block: int, level: float = 0.95, draws: int = _BOOTSTRAP_DRAWS) -> Interval:
     """Circular block bootstrap of the mean, for values that depend on their neighbours (windows of one series).
 
     Args:
@@ -91,9 +90,10 @@ def block_bootstrap(
     return float(v.mean()), float(low), float(high)
 
 
-def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
+def mean_interval(values: ArrayLike, level: float = 0.95) -> Interval:
     """The house's interval of a mean: t below 20 values, bootstrap from 20 on."""
-    return paired_t(values, level) if len(values) < SMALL_SAMPLE else bootstrap(values, level)
+    small = np.size(np.asarray(values)) < SMALL_SAMPLE
+    return paired_t(values, level) if small else bootstrap(values, level)
 
 
 def clopper_pearson(successes: int, trials: int, level: float = 0.95) -> Interval:
@@ -106,7 +106,7 @@ def clopper_pearson(successes: int, trials: int, level: float = 0.95) -> Interva
     return successes / trials, low, high
 
 
-def loglog_slope(x: Sequence[float], y: Sequence[float], level: float = 0.95) -> Interval:
+def loglog_slope(x: ArrayLike, y: ArrayLike, level: float = 0.95) -> Interval:
     """Slope of ``log y`` on ``log x`` by least squares with its t interval; the exponent of a scaling law."""
     lx, ly = np.log(_values(x, "x")), np.log(_values(y, "y"))
     if lx.size != ly.size or np.unique(lx).size < 3:
@@ -116,13 +116,14 @@ def loglog_slope(x: Sequence[float], y: Sequence[float], level: float = 0.95) ->
     return float(fit.slope), float(fit.slope - half), float(fit.slope + half)
 
 
-def spearman(x: Sequence[float], y: Sequence[float], level: float = 0.95) -> Interval:
+def spearman(x: ArrayLike, y: ArrayLike, level: float = 0.95) -> Interval:
     """Rank correlation with the Fisher interval (Bonett–Wright variance); needs at least 5 pairs."""
     a, b = _values(x, "x"), _values(y, "y")
     if a.size != b.size or a.size < 5:
         raise ValueError(f"x: expected at least 5 pairs, got {a.size} and {b.size}")
     r = float(_stats.spearmanr(a, b).statistic)
-    if abs(r) >= 1.0:
+    if abs(r) > 1.0 - 1e-12:
+        r = float(np.sign(r))
         return r, r, r
     half = float(_stats.norm.ppf(0.5 + level / 2)) * math.sqrt((1 + r * r / 2) / (a.size - 3))
     z = math.atanh(r)

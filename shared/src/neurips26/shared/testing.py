@@ -7,11 +7,12 @@ a listed skip, or into a failure where ``NEURIPS26_REQUIRE`` names X.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-__all__ = ["needs", "required", "typechecked"]
+__all__ = ["needs", "required", "typecheck"]
 
 
 def required() -> frozenset[str]:
@@ -29,22 +30,37 @@ def needs(reason: str, ok: bool, why: str = "") -> None:
     pytest.skip(message)
 
 
-def typechecked(function: Any) -> Any:
-    """Beartype with the numeric tower of PEP 484: where ``float`` is asked for, an ``int`` is right too."""
+def typecheck(thing: Any) -> Any:
+    """Beartype with the numeric tower: an int passes where a float is asked for, as in the language."""
     from beartype import BeartypeConf, beartype
 
-    return beartype(function, conf=BeartypeConf(is_pep484_tower=True))
+    return beartype(conf=BeartypeConf(is_pep484_tower=True))(thing)
+
+
+@pytest.fixture(autouse=True)
+def _annotations_stand_aside(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In tests marked ``bad_input`` our own checks must answer, not the annotation checker in front of them."""
+    if request.node.get_closest_marker("bad_input") is None:
+        yield
+        return
+    from jaxtyping import config
+
+    before = config.jaxtyping_disable
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", before)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Install the hook that checks shapes and types of our own modules while tests run."""
+    config.addinivalue_line("markers", "bad_input: arguments of the wrong kind on purpose; annotations are not checked")
     if os.environ.get("NEURIPS26_TYPECHECK", "1") == "0":
         return
     try:
         from jaxtyping import install_import_hook
     except ImportError:
         return
-    config.stash[_HOOK] = install_import_hook("neurips26", "neurips26.shared.testing.typechecked")
+    config.stash[_HOOK] = install_import_hook("neurips26", "neurips26.shared.testing.typecheck")
 
 
 _HOOK = pytest.StashKey()

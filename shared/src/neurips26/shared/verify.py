@@ -233,7 +233,9 @@ def _rerun_quick(paper: registry.Paper, say: Callable[[str], None]) -> list[str]
 
 def same(a: Any, b: Any, tolerance: float) -> bool:
     """Whether two JSON values are equal, numbers within a relative tolerance."""
-    if isinstance(a, bool) or isinstance(b, bool) or a is None or b is None or isinstance(a, str):
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if a is None or b is None or isinstance(a, str):
         return a == b
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):
         return math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
