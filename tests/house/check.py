@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 import sys
@@ -57,7 +58,8 @@ def versions() -> list[str]:
         if project["version"] != version:
             problems.append(f"{name}: version: expected {version} as in shared, got {project['version']}")
         wanted = f"=={version}"
-        needs = [*project["dependencies"], *sum(project.get("optional-dependencies", {}).values(), [])]
+        extras = project.get("optional-dependencies", {}).values()
+        needs = [*project["dependencies"], *itertools.chain.from_iterable(extras)]
         siblings = [d for d in needs if d.startswith("neurips26-")]
         problems += [f"{name}: {d}: expected it pinned to {wanted}" for d in siblings if not d.endswith(wanted)]
         if (ROOT / name / "src/neurips26/__init__.py").exists():
