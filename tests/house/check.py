@@ -26,7 +26,11 @@ def main() -> int:
     for name, command in checks.items():
         failed += _run(name, command)
     for name in ["shared", *(f"packages/{s}" for s in slugs())]:
-        failed += _run(f"dependencies of {name}", ["deptry", f"{name}/src", "--config", f"{name}/pyproject.toml"])
+        # The namespace is shared by all members: deptry is told which distribution it stands for.
+        own = ["--known-first-party", "neurips26"]
+        namespace = own if name == "shared" else ["--package-module-name-map", "neurips26-shared=neurips26"]
+        command = ["deptry", "--no-ansi", f"{name}/src", "--config", f"{name}/pyproject.toml", *namespace]
+        failed += _run(f"dependencies of {name}", command)
     problems = versions()
     print(f"{'versions':<36} {'ok' if not problems else 'FAILED'}")
     for problem in problems:
