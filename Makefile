@@ -27,10 +27,10 @@ demo:  ## set up and run every paper's quick experiment, one page at the end
 	@$(HOUSE)/demo.py
 
 test:  ## set up and run every package's fast tests, each in an environment of its own
-	@$(HOUSE)/test_all.py
+	@$(HOUSE)/run_tests.py
 
 test-slow:  ## the same with the slow tests
-	@$(HOUSE)/test_all.py --slow
+	@$(HOUSE)/run_tests.py --slow
 
 $(PAPERS):
 	@$(HOUSE)/demo.py $@

@@ -1,6 +1,6 @@
 """Run every package's tests in an environment of its own, then shared/, then tests/.
 
-    python3 tests/house/test_all.py [--slow] [slug …]
+    python3 tests/house/run_tests.py [--slow] [slug …]
 
 Each package sees only what it declares and the test tools: an undeclared import fails here. A time budget a package is
 printed and enforced (60 s; with ``--slow`` 180 s more for the slow group).
@@ -14,7 +14,7 @@ import time
 
 from common import ROOT, environment, find_uv, minutes, slugs
 
-#: Seconds a package's tests may take on two idle cores. `TEMPO`-like exceptions carry their reason.
+#: Seconds a package's tests may take on two idle cores. Exceptions carry their reason.
 BUDGET, SLOW_BUDGET = 60.0, 180.0
 LONGER = {"tempo": 90.0, "reference-guidance": 90.0}  # physics and pipelines compile once a process
 
