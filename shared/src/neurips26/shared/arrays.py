@@ -81,8 +81,8 @@ def check_real(
     x: Any,
     name: str,
     *,
-    minimum: float | None = None,
-    maximum: float | None = None,
+    minimum: float | int | None = None,
+    maximum: float | int | None = None,
     inclusive: bool = True,
 ) -> float:
     """Return ``x`` as a finite float within the range; ``inclusive=False`` excludes both ends."""
@@ -109,7 +109,7 @@ def check_choice(x: Any, name: str, choices: Iterable[Any]) -> Any:
     raise ValueError(f"{name}: expected one of {', '.join(repr(o) for o in options)}, got {x!r}{hint}")
 
 
-def _range(minimum: float | None, maximum: float | None, inclusive: bool = True) -> str:
+def _range(minimum: float | int | None, maximum: float | int | None, inclusive: bool = True) -> str:
     low, high = (">=", "<=") if inclusive else (">", "<")
     parts = [f"{low} {minimum}"] * (minimum is not None) + [f"{high} {maximum}"] * (maximum is not None)
     return " and ".join(parts) if parts else "of any size"
