@@ -1,0 +1,377 @@
+"""The mixture estimator: every source has a scale of its own, drawn from a law that is estimated with the coefficients.
+
+``y_i = x_i' b + eps_i`` with ``eps_i ~ N(0, sigma_i^2)`` and ``sigma_i`` from an unknown law on a log grid
+``sigma_1 < ... < sigma_K`` with weights ``pi``. EM climbs ``sum_i log sum_k pi_k N(y_i - x_i' b; 0, sigma_k^2)`` in both;
+SQUAREM (Varadhan & Roland 2008) takes longer steps, and one that loses likelihood is not taken.
+
+A source's weight in the fit is its posterior mean precision ``w_i = E[sigma^-2 | r_i]``: sources that lie far from every
+plausible fit fade out, at a rate the data choose. Neither ``m`` nor a window has to be given.
+
+With ``groups`` several measurements share one scale: likelihoods multiply within the group before the posterior is taken,
+so with large groups the weights become the groups' inverse variances (feasible generalised least squares).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy import linalg, sparse
+from sklearn.exceptions import ConvergenceWarning
+
+from neurips26.shared.arrays import check_array, check_int, check_real
+from neurips26.subset_of_signals import robust
+from neurips26.subset_of_signals.choices import CHOICES
+from neurips26.subset_of_signals.lad import _factor, _reduce, as_design, gram, lad, scale_rows
+
+__all__ = ["NPMLEResult", "npmle", "scale_grid"]
+
+#: Groups handled at a time: the posterior is never held as one n x K array.
+_BLOCK = 50_000
+
+#: EM maps spent on each start before the best one is chosen.
+_TRIAL = 30
+
+
+@dataclass(frozen=True)
+class NPMLEResult:
+    """A mixture fit.
+
+    Attributes:
+        coef: coefficients ``b``.
+        scales: the grid ``sigma_1 < ... < sigma_K``.
+        mixing: weights ``pi`` of the scales, summing to one.
+        residuals: ``y - X b``.
+        source_weights: posterior mean precision of each source, ``E[sigma^-2 | data]``.
+        signal_probability: posterior probability that a source's scale is at most ``signal_scale``.
+        n_signals: estimated number of such sources.
+        covariance: sandwich covariance of ``coef``.
+        log_likelihood: its value at the fit.
+        one_scale_log_likelihood: the best a single scale does (least squares).
+        path: log-likelihood of each accepted iterate of the winning start; never falls.
+        n_iter: EM maps evaluated, over all starts.
+        converged: whether the last step was small enough.
+        start: which start won.
+    """
+
+    coef: Float[np.ndarray, " d"]
+    scales: Float[np.ndarray, " k"]
+    mixing: Float[np.ndarray, " k"]
+    residuals: Float[np.ndarray, " n"]
+    source_weights: Float[np.ndarray, " n"]
+    signal_probability: Float[np.ndarray, " n"]
+    n_signals: float
+    covariance: Float[np.ndarray, "d d"]
+    log_likelihood: float
+    one_scale_log_likelihood: float
+    path: list[float] = field(repr=False)
+    n_iter: int
+    converged: bool
+    start: str
+
+
+def scale_grid(
+    signal_scale: float, largest: float, size: int = CHOICES.grid_size, floor: float = CHOICES.scale_floor
+) -> Float[np.ndarray, " k"]:
+    """Log-spaced scales from ``floor * signal_scale`` to ``largest``, one of them exactly ``signal_scale``."""
+    check_real(signal_scale, "signal_scale", minimum=0.0, inclusive=False)
+    check_int(size, "size", minimum=1)
+    check_real(floor, "floor", minimum=0.0, maximum=1.0, inclusive=False)
+    if size == 1:
+        return np.array([signal_scale])
+    top = max(largest / signal_scale, 1.0)
+    below = np.log(1 / floor)
+    if top == 1.0 or size == 2:
+        return signal_scale * np.exp(np.linspace(-below, 0, size))
+    # Points are shared out by length, at least one interval on each side.
+    left = min(max(round((size - 1) * below / (below + np.log(top))), 1), size - 2)
+    under = np.linspace(-below, 0, left + 1)
+    over = np.linspace(0, np.log(top), size - left)[1:]
+    return signal_scale * np.exp(np.concatenate([under, over]))
+
+
+@dataclass
+class _Posterior:
+    """What one pass over the groups yields."""
+
+    log_likelihood: float
+    mass: np.ndarray  # expected number of groups at each scale
+    precision: np.ndarray  # per group: E[1/sigma^2]
+    spread: np.ndarray  # per group: Var[1/sigma^2]
+    small: np.ndarray  # per group: P(sigma <= cut)
+
+
+def _posterior(
+    squares: np.ndarray, counts: np.ndarray, copies: np.ndarray, scales: np.ndarray, mixing: np.ndarray, cut: float = 0.0
+) -> _Posterior:
+    """E-step over groups with sums of squares ``squares`` of ``counts`` residuals, each group taken ``copies`` times."""
+    inverse = 1.0 / scales**2
+    # Squared residuals may span 1e20: they are compared with 1/(2 sigma^2) on the log scale, shifted by the row's best.
+    with np.errstate(divide="ignore"):
+        log_mixing = np.log(mixing)
+    log_scale = np.log(scales)
+    total, mass = 0.0, np.zeros(scales.size)
+    precision, spread, small = (np.empty(squares.size) for _ in range(3))
+    is_small = (scales <= cut).astype(float)
+    moments = np.column_stack([np.ones_like(scales), inverse, inverse**2, is_small])
+    single = bool((counts == 1).all())
+    for start in range(0, squares.size, _BLOCK):
+        at = slice(start, start + _BLOCK)
+        table = np.multiply.outer(squares[at], -0.5 * inverse)
+        if single:
+            table += log_mixing - log_scale
+        else:
+            table -= np.multiply.outer(counts[at], log_scale)
+            table += log_mixing
+        best = table.max(axis=1)
+        table -= best[:, None]
+        np.exp(table, out=table)
+        sums = table @ moments
+        norm = sums[:, 0]
+        c = copies[at]
+        total += float(c @ (best + np.log(norm)))
+        mass += (c / norm) @ table
+        precision[at] = sums[:, 1] / norm
+        spread[at] = np.maximum(sums[:, 2] / norm - precision[at] ** 2, 0)
+        small[at] = sums[:, 3] / norm
+    total -= 0.5 * np.log(2 * np.pi) * float(copies @ counts)
+    return _Posterior(total, mass, precision, spread, small)
+
+
+class _Problem:
+    """The whitened problem: ``Z = X M`` with ``Z'Z / n`` near the identity, and the grouping."""
+
+    def __init__(self, X: Any, y: np.ndarray, groups: np.ndarray | None, sample_weight: np.ndarray | None) -> None:
+        self.n = y.size
+        M, self.rank = _reduce(X)
+        if not sparse.issparse(X):
+            second = M.T @ gram(X) @ M / self.n
+            try:
+                M = M @ linalg.inv(linalg.cholesky(second, lower=False))
+            except linalg.LinAlgError:
+                pass  # the scaled coordinates serve as well, with more rounding
+        self.X, self.y, self.map = X @ M, y, M
+        self.copies_of_row = np.ones(self.n) if sample_weight is None else sample_weight
+        if groups is None:
+            self.codes = None
+            self.counts, self.copies = np.ones(self.n), self.copies_of_row
+        else:
+            _, self.codes = np.unique(groups, return_inverse=True)
+            self.counts = np.bincount(self.codes, self.copies_of_row)
+            self.copies = (self.counts > 0).astype(float)
+
+    def squares(self, r: np.ndarray) -> np.ndarray:
+        return r**2 if self.codes is None else np.bincount(self.codes, self.copies_of_row * r**2, self.counts.size)
+
+    def per_row(self, values: np.ndarray) -> np.ndarray:
+        return values if self.codes is None else values[self.codes]
+
+    def solve(self, precision: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Weighted least squares and the square roots of its Gram matrix' diagonal (inverse standard errors)."""
+        w = self.copies_of_row * self.per_row(precision)
+        G = gram(self.X, w)
+        return linalg.cho_solve(_factor(G), self.X.T @ (w * self.y)), np.sqrt(np.diag(G))
+
+
+def npmle(
+    X: Any,
+    y: Any,
+    *,
+    signal_scale: float = 1.0,
+    grid_size: int = CHOICES.grid_size,
+    scale_floor: float = CHOICES.scale_floor,
+    scales: Any = None,
+    groups: Any = None,
+    sample_weight: Any = None,
+    max_iter: int = 500,
+    tol: float = 1e-4,
+    n_starts: int = 3,
+) -> NPMLEResult:
+    """Maximise the scale-mixture likelihood over coefficients and mixing weights.
+
+    Args:
+        X: design, shape ``(n, d)``, dense or CSR; no intercept is added.
+        y: responses, shape ``(n,)``.
+        signal_scale: standard deviation up to which a source counts as a signal, in the units of ``y``.
+        grid_size: number of scales ``K``.
+        scale_floor: smallest scale as a multiple of ``signal_scale``; a floor is needed, see :mod:`choices`.
+        scales: an explicit grid in place of the three settings above.
+        groups: labels, shape ``(n,)``: rows with equal labels share a scale.
+        sample_weight: how many times a row is taken, shape ``(n,)``.
+        max_iter: EM maps for the winning start.
+        tol: stop when a map moves no coefficient by more than this many standard errors.
+        n_starts: the first of {LAD, truncated least squares, least squares} that are tried (the likelihood has several
+            peaks in ``b``).
+
+    Raises:
+        ValueError: as :func:`lad`, and settings out of range.
+    """
+    y = check_array(y, "y", shape=("n",), dtype=float)
+    X = as_design(X, y.size)
+    n = X.shape[0]
+    check_real(signal_scale, "signal_scale", minimum=0.0, inclusive=False)
+    check_int(max_iter, "max_iter", minimum=1)
+    check_real(tol, "tol", minimum=0.0, inclusive=False)
+    check_int(n_starts, "n_starts", minimum=1, maximum=3)
+    if groups is not None:
+        groups = np.asarray(groups)
+        if groups.shape != (n,):
+            raise ValueError(f"groups: expected shape ({n},), got {groups.shape}")
+    if sample_weight is not None:
+        sample_weight = check_array(sample_weight, "sample_weight", shape=(n,), dtype=float)
+        if (sample_weight < 0).any() or not (sample_weight > 0).any():
+            raise ValueError(f"sample_weight: expected numbers >= 0, not all zero, got a minimum of {sample_weight.min()}")
+    problem = _Problem(X, y, groups, sample_weight)
+    starts = _starts(problem, signal_scale, n_starts)
+    if scales is None:
+        largest = float(np.abs(y - problem.X @ starts["lad"]).max())
+        scales = scale_grid(signal_scale, largest, grid_size, scale_floor)
+    else:
+        scales = np.unique(check_array(scales, "scales", shape=("k",), dtype=float))
+        if scales[0] <= 0:
+            raise ValueError(f"scales: expected numbers > 0, got {scales[0]}")
+
+    # A short run from each start, then the best one to the end.
+    runs = {name: _climb(problem, c, scales, None, _TRIAL if len(starts) > 1 else max_iter, tol) for name, c in starts.items()}
+    winner = max(runs, key=lambda name: runs[name].path[-1])
+    run = runs[winner]
+    n_iter = sum(r.n_iter for r in runs.values())
+    if not run.converged and run.n_iter < max_iter:
+        rest = _climb(problem, run.coef, scales, run.mixing, max_iter - run.n_iter, tol)
+        n_iter += rest.n_iter
+        run = _Run(rest.coef, rest.mixing, run.path + rest.path, run.n_iter + rest.n_iter, rest.converged)
+    if not run.converged:
+        warnings.warn(f"npmle: not converged after {run.n_iter} EM maps; the best iterate is returned", ConvergenceWarning, 2)
+    return _result(problem, run, scales, signal_scale, winner, n_iter)
+
+
+def _starts(problem: _Problem, signal_scale: float, count: int) -> dict[str, np.ndarray]:
+    Z, y, w = problem.X, problem.y, problem.copies_of_row
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        first = lad(Z, y, sample_weight=w).coef
+    starts: dict[str, Callable[[], np.ndarray]] = {
+        "lad": lambda: first,
+        "truncation": lambda: robust.iterative_truncation(Z, y, signal_scale, start=first, sample_weight=w).coef,
+        "ols": lambda: robust.wls(Z, y, w),
+    }
+    return {name: make() for name, make in list(starts.items())[:count]}
+
+
+@dataclass
+class _Run:
+    coef: np.ndarray
+    mixing: np.ndarray
+    path: list[float]
+    n_iter: int
+    converged: bool
+
+
+def _climb(
+    problem: _Problem, coef: np.ndarray, scales: np.ndarray, mixing: np.ndarray | None, max_iter: int, tol: float
+) -> _Run:
+    """SQUAREM with a monotone guard from one start."""
+    mixing = np.full(scales.size, 1.0 / scales.size) if mixing is None else mixing
+    path: list[float] = []
+    used = 0
+
+    def em(coef: np.ndarray, mixing: np.ndarray) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
+        nonlocal used
+        used += 1
+        r = problem.y - problem.X @ coef
+        posterior = _posterior(problem.squares(r), problem.counts, problem.copies, scales, mixing)
+        new, inverse_se = problem.solve(posterior.precision)
+        return posterior.log_likelihood, new, posterior.mass / posterior.mass.sum(), inverse_se
+
+    value, coef1, mixing1, inverse_se = em(coef, mixing)
+    path.append(value)
+    while True:
+        if float(np.abs((coef1 - coef) * inverse_se).max()) <= tol and (
+            len(path) > 2 and path[-1] - path[-2] <= 1e-3 or scales.size == 1
+        ):
+            return _Run(coef1, mixing1, path, used, True)
+        if used >= max_iter:
+            return _Run(coef1, mixing1, path, used, False)
+        value1, coef2, mixing2, inverse_se = em(coef1, mixing1)
+        # Both blocks in units of their standard errors, so that one extrapolation length serves both.
+        unit = np.concatenate([inverse_se, np.full(scales.size, np.sqrt(problem.copies.sum()))])
+        old, one, two = (np.concatenate(p) for p in ((coef, mixing), (coef1, mixing1), (coef2, mixing2)))
+        step, bend = (one - old) * unit, (two - 2 * one + old) * unit
+        length = float(np.linalg.norm(step) / max(np.linalg.norm(bend), 1e-300))
+        path.append(value1)
+        taken = False
+        if 1.0 < length < 1e6 and used < max_iter:
+            far = old + 2 * length * (one - old) + length**2 * (two - 2 * one + old)
+            far_mixing = np.maximum(far[coef.size :], 0.1 * mixing2)
+            far_mixing /= far_mixing.sum()
+            far_value, far1, far_mixing1, far_se = em(far[: coef.size], far_mixing)
+            if far_value >= value1:
+                coef, mixing, coef1, mixing1, inverse_se = far[: coef.size], far_mixing, far1, far_mixing1, far_se
+                path.append(far_value)
+                taken = True
+        if not taken:
+            coef, mixing = coef2, mixing2
+            if used >= max_iter:
+                return _Run(coef, mixing, path, used, False)
+            value, coef1, mixing1, inverse_se = em(coef, mixing)
+            path.append(value)
+
+
+def _result(
+    problem: _Problem, run: _Run, scales: np.ndarray, signal_scale: float, winner: str, n_iter: int
+) -> NPMLEResult:
+    r = np.asarray(problem.y - problem.X @ run.coef)
+    # Half a grid step of tolerance: mass of a scale at the limit falls on both of its neighbours.
+    step = (scales[-1] / scales[0]) ** (1 / max(scales.size - 1, 1))
+    cut = signal_scale * np.sqrt(step)
+    posterior = _posterior(problem.squares(r), problem.counts, problem.copies, scales, run.mixing, cut)
+    mass = posterior.mass / posterior.mass.sum()
+    ols = np.asarray(problem.y - problem.X @ problem.solve(np.ones(problem.counts.size))[0])
+    rows = problem.copies_of_row.sum()
+    variance = max(float(problem.copies_of_row @ ols**2) / rows, np.finfo(float).tiny)
+    covariance = _sandwich(problem, r, posterior)
+    return NPMLEResult(
+        coef=problem.map @ run.coef,
+        scales=scales,
+        mixing=mass,
+        residuals=r,
+        source_weights=problem.per_row(posterior.precision),
+        signal_probability=problem.per_row(posterior.small),
+        n_signals=float(problem.copies_of_row @ problem.per_row(posterior.small)),
+        covariance=problem.map @ covariance @ problem.map.T,
+        log_likelihood=posterior.log_likelihood,
+        one_scale_log_likelihood=-0.5 * rows * (np.log(2 * np.pi * variance) + 1),
+        path=run.path,
+        n_iter=n_iter,
+        converged=run.converged,
+        start=winner,
+    )
+
+
+def _sandwich(problem: _Problem, r: np.ndarray, posterior: _Posterior) -> np.ndarray:
+    """``A^-1 B A^-1``: A the observed information of the coefficients, B the sum of outer products of scores.
+
+    A group's score is ``u_g = E[1/sigma^2] sum_i x_i r_i`` and its information ``E[1/sigma^2] sum_i x_i x_i'`` less
+    ``Var[1/sigma^2] (sum_i x_i r_i)(...)'``. The mixing weights are orthogonal to the coefficients by symmetry.
+    """
+    c = problem.copies_of_row
+    if problem.codes is None:
+        pulls = scale_rows(problem.X, r)
+        copies = c
+    else:
+        assign = sparse.csr_matrix((c, (problem.codes, np.arange(problem.n))), (problem.counts.size, problem.n))
+        pulls = assign @ scale_rows(problem.X, r)
+        copies = problem.copies
+    A = gram(problem.X, c * problem.per_row(posterior.precision)) - gram(pulls, copies * posterior.spread)
+    B = gram(pulls, copies * posterior.precision**2)
+    units = float(copies.sum())
+    B *= units / max(units - problem.rank, 1)
+    values, vectors = linalg.eigh((A + A.T) / 2)
+    # Away from a maximum A may lose a direction; the expected information bounds it from below there.
+    values = np.maximum(values, 1e-8 * max(values[-1], 1e-300))
+    inverse = (vectors / values) @ vectors.T
+    return inverse @ B @ inverse

@@ -1,0 +1,309 @@
+"""The scikit-learn estimator: one class, the method a parameter."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+from scipy import sparse, stats
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.metrics import r2_score
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from neurips26.shared.arrays import check_choice, check_int, check_real
+from neurips26.subset_of_signals import bounds, robust
+from neurips26.subset_of_signals.choices import CHOICES
+from neurips26.subset_of_signals.inference import lad_covariance
+from neurips26.subset_of_signals.lad import gram, lad
+from neurips26.subset_of_signals.npmle import npmle
+
+__all__ = ["METHODS", "OneScaleWarning", "SubsetOfSignalsRegressor"]
+
+METHODS = ("auto", "npmle", "lad", "truncation", "trimming", "tukey", "huber")
+
+
+class OneScaleWarning(UserWarning):
+    """The noise shows no second scale: ordinary least squares is efficient here."""
+
+
+class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
+    """Linear regression when the sources' noise levels are unknown, unequal and possibly huge for most of them.
+
+    Args:
+        method: ``"npmle"`` (also ``"auto"``) estimates the law of the scales with the coefficients; ``"lad"`` is least
+            absolute deviations with a certificate of optimality and a proved error bound; the others are baselines.
+        signal_scale: standard deviation up to which a source counts as a signal, in the units of ``y``; ``"auto"``
+            reads it off the estimated mixture.
+        n_signals: number of signals, where it is known: used by ``error_bound`` and as the fraction that ``"trimming"``
+            keeps. ``None``: estimated.
+        fit_intercept: add a column of ones. With noise that is not symmetric the intercept estimates a median (LAD) or
+            a mode-like centre (npmle), not the mean.
+        grid_size: scales of the mixture.
+        max_iter: EM maps or reweighting steps.
+        tol: the mixture stops when no coefficient moves by more than this many standard errors.
+        n_starts: starting points of the mixture, 1 to 3.
+        leverage_trim: leave out rows whose leverage exceeds this. None of the methods bounds the pull of an outlying
+            *design* row; without trimming a leverage above 0.5 is warned of.
+        random_state: seed of the random starts of ``"trimming"``.
+
+    Attributes:
+        coef_: shape ``(d,)``.
+        intercept_: float.
+        residuals_: of the training data.
+        source_weights_: weight of each source in the fit (posterior mean precision for the mixture).
+        signal_probability_: probability that a source's scale is at most ``signal_scale_`` (mixture only).
+        mixing_distribution_: ``(scales, weights)`` (mixture only).
+        n_signals_: estimated number of signals; for the other methods the number that makes the bound smallest.
+        signal_scale_: the scale used.
+        certificate_: proof of optimality (LAD only).
+        covariance_: of ``(coef_, intercept_)``; with ``bse_`` its standard errors.
+        one_scale_: whether the data show no second scale (mixture only).
+        weighted_r2_: R^2 of the training data weighted by ``source_weights_`` (``score`` is the usual one).
+        n_iter_: steps taken.
+        converged_: whether they sufficed.
+    """
+
+    def __init__(
+        self,
+        method="auto",
+        *,
+        signal_scale=1.0,
+        n_signals=None,
+        fit_intercept=True,
+        grid_size=CHOICES.grid_size,
+        max_iter=500,
+        tol=1e-4,
+        n_starts=3,
+        leverage_trim=None,
+        random_state=None,
+    ):
+        self.method = method
+        self.signal_scale = signal_scale
+        self.n_signals = n_signals
+        self.fit_intercept = fit_intercept
+        self.grid_size = grid_size
+        self.max_iter = max_iter
+        self.tol = tol
+        self.n_starts = n_starts
+        self.leverage_trim = leverage_trim
+        self.random_state = random_state
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def fit(self, X, y, sample_weight=None, groups=None):
+        """Fit the coefficients; with fewer independent rows than columns those of minimum norm, with a warning.
+
+        Args:
+            X: shape ``(n, d)``, dense, sparse or a data frame.
+            y: shape ``(n,)``.
+            sample_weight: how many times a row is taken (non-negative).
+            groups: labels, shape ``(n,)``: rows with equal labels share one noise level (mixture only).
+
+        Raises:
+            ValueError: NaN or infinite input, more signals than sources, an unknown method.
+        """
+        method = check_choice(self.method, "method", METHODS)
+        method = "npmle" if method == "auto" else method
+        if self.signal_scale != "auto":
+            check_real(self.signal_scale, "signal_scale", minimum=0.0, inclusive=False)
+        X, y = validate_data(self, X, y, accept_sparse="csr", y_numeric=True, dtype=np.float64, ensure_min_samples=2)
+        y = np.asarray(y, dtype=float)
+        n, d = X.shape
+        p = d + int(self.fit_intercept)
+        if self.n_signals is not None:
+            check_int(self.n_signals, "n_signals", minimum=min(p, n), maximum=n)
+        if groups is not None and method != "npmle":
+            raise ValueError(f"groups: expected None for method {method!r} (only 'npmle' shares scales), got labels")
+        weight = None if sample_weight is None else _check_sample_weight(sample_weight, X, dtype=float)
+        if weight is not None and ((weight < 0).any() or not (weight > 0).any()):
+            raise ValueError(f"sample_weight: expected numbers >= 0, not all zero, got a minimum of {weight.min()}")
+        if groups is not None:
+            groups = np.asarray(groups)
+            if groups.shape != (n,):
+                raise ValueError(f"groups: expected shape ({n},), got {groups.shape}")
+        design = self._design(X)
+        weight = self._trim(design, weight)
+        # A row of weight zero is no row at all: it must not even count for the rank.
+        used = slice(None) if weight is None else np.flatnonzero(weight > 0)
+        scale = self._scale(design[used], y[used], None if weight is None else weight[used])
+        self.signal_scale_ = scale
+        coef = getattr(self, f"_fit_{method}")(
+            design[used], y[used], None if weight is None else weight[used], None if groups is None else groups[used], scale
+        )
+        self.residuals_ = np.asarray(y - design @ coef)
+        if method != "npmle":
+            self.n_signals_ = float(bounds.effective_signals(self.residuals_[used], p)[0])
+        if weight is not None:
+            self._spread(used, n)
+        self.coef_, self.intercept_ = (coef[:-1], float(coef[-1])) if self.fit_intercept else (coef, 0.0)
+        self.bse_ = np.sqrt(np.maximum(np.diag(self.covariance_), 0))
+        self.weighted_r2_ = self._weighted_r2(y)
+        self.method_ = method
+        self.n_samples_ = n
+        return self
+
+    def _spread(self, used, n):
+        """Per-source attributes of the rows used, put back in their places."""
+        for name in ("source_weights_", "signal_probability_"):
+            if hasattr(self, name):
+                full = np.zeros(n)
+                full[used] = getattr(self, name)
+                setattr(self, name, full)
+
+    # One method each; all return the coefficients, the intercept last, and set covariance and weights.
+
+    def _fit_npmle(self, X, y, weight, groups, scale):
+        result = npmle(
+            X, y, signal_scale=scale, grid_size=self.grid_size, groups=groups, sample_weight=weight,
+            max_iter=self.max_iter, tol=self.tol, n_starts=self.n_starts,
+        )
+        self.source_weights_ = result.source_weights
+        self.signal_probability_ = result.signal_probability
+        self.mixing_distribution_ = (result.scales, result.mixing)
+        self.n_signals_ = result.n_signals
+        self.covariance_ = result.covariance
+        self.log_likelihood_ = result.log_likelihood
+        self.n_iter_, self.converged_ = result.n_iter, result.converged
+        # A second scale costs a weight and a scale: two parameters, 1% point of chi-square.
+        gain = 2 * (result.log_likelihood - result.one_scale_log_likelihood)
+        self.one_scale_ = bool(groups is None and gain < stats.chi2.ppf(0.99, 2))
+        if self.one_scale_:
+            warnings.warn(
+                "the noise shows no second scale: ordinary least squares is efficient here", OneScaleWarning, stacklevel=3
+            )
+        return result.coef
+
+    def _fit_lad(self, X, y, weight, groups, scale):
+        result = lad(X, y, sample_weight=weight)
+        self.certificate_ = result.certificate
+        self.n_iter_, self.converged_ = result.n_iter, result.certificate.optimal
+        self.source_weights_ = np.ones(y.size) if weight is None else weight
+        self.covariance_ = lad_covariance(X, result.residuals, signal_scale=scale)
+        return result.coef
+
+    def _fit_truncation(self, X, y, weight, groups, scale):
+        return self._keep(X, y, robust.iterative_truncation(X, y, scale, sample_weight=weight))
+
+    def _fit_trimming(self, X, y, weight, groups, scale):
+        fraction = 0.5 if self.n_signals is None else self.n_signals / y.size
+        seed = 0 if self.random_state is None else self.random_state
+        return self._keep(
+            X, y, robust.iterative_trimming(X, y, fraction, n_starts=10, sample_weight=weight, seed=seed)
+        )
+
+    def _fit_tukey(self, X, y, weight, groups, scale):
+        return self._keep(X, y, robust.tukey(X, y, scale, sample_weight=weight, max_iter=self.max_iter))
+
+    def _fit_huber(self, X, y, weight, groups, scale):
+        return self._keep(X, y, robust.huber(X, y, scale, sample_weight=weight, max_iter=self.max_iter))
+
+    def _keep(self, X, y, result):
+        """Weights and the heteroscedasticity-robust (HC0) covariance of a weighted fit, the weights taken as given."""
+        self.source_weights_ = result.weights
+        self.n_iter_, self.converged_ = result.n_iter, result.converged
+        r = np.asarray(y - X @ result.coef)
+        inverse = np.linalg.pinv(gram(X, result.weights))
+        self.covariance_ = inverse @ gram(X, (result.weights * r) ** 2) @ inverse
+        return result.coef
+
+    def _design(self, X):
+        if not self.fit_intercept:
+            return X
+        ones = np.ones((X.shape[0], 1))
+        return sparse.hstack([X, ones], format="csr") if sparse.issparse(X) else np.hstack([X, ones])
+
+    def _trim(self, X, weight):
+        """Leave rows of high leverage out, or warn of them."""
+        inverse = np.linalg.pinv(gram(X, weight))
+        leverage = np.asarray((X @ inverse * X if not sparse.issparse(X) else X.multiply(X @ inverse)).sum(axis=1)).ravel()
+        worst = float(leverage.max())
+        if self.leverage_trim is not None:
+            limit = check_real(self.leverage_trim, "leverage_trim", minimum=0.0, inclusive=False)
+            base = np.ones(X.shape[0]) if weight is None else weight
+            return np.where(leverage > limit, 0.0, base)
+        if worst > 0.5 and X.shape[0] > 4 * X.shape[1]:
+            warnings.warn(
+                f"row {int(leverage.argmax())} of X has leverage {worst:.2f}: outlying design rows pull every method here; "
+                "see leverage_trim",
+                UserWarning,
+                stacklevel=3,
+            )
+        return weight
+
+    def _scale(self, X, y, weight):
+        """The signal scale given, or the smallest one that carries a significant part of the mixture."""
+        if self.signal_scale != "auto":
+            return float(self.signal_scale)
+        n, p = X.shape
+        r = np.sort(np.abs(lad(X, y).residuals))
+        needed = max(p * math.log(max(n, 2)), 5.0)
+        # At least `needed` and at most n signals reach out to r[needed]: their scale is not below 0.8 of it.
+        start = float(r[min(int(needed) + p, r.size - 1)])
+        if start == 0.0:
+            start = float(r.max()) or 1.0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fit = npmle(X, y, signal_scale=start, grid_size=self.grid_size, sample_weight=weight, max_iter=150, n_starts=1)
+        enough = np.flatnonzero(np.cumsum(fit.mixing) * n >= needed)
+        return float(fit.scales[enough[0]]) if enough.size else start
+
+    def _weighted_r2(self, y):
+        w = self.source_weights_
+        total = float(w @ (y - np.average(y, weights=w if w.sum() > 0 else None)) ** 2)
+        return 1 - float(w @ self.residuals_**2) / total if total > 0 else 1.0
+
+    def predict(self, X):
+        """``X coef_ + intercept_``."""
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
+        return np.asarray(X @ self.coef_ + self.intercept_)
+
+    def score(self, X, y, sample_weight=None):
+        """The usual R^2 on the data given; see ``weighted_r2_`` for the one that discounts bad sources."""
+        return r2_score(y, self.predict(X), sample_weight=sample_weight)
+
+    def conf_int(self, alpha: float = 0.05) -> np.ndarray:
+        """Normal intervals at level ``1 - alpha``, shape ``(p, 2)``, the intercept last."""
+        check_is_fitted(self)
+        check_real(alpha, "alpha", minimum=0.0, maximum=1.0, inclusive=False)
+        half = stats.norm.ppf(1 - alpha / 2) * self.bse_
+        centre = self._params()
+        return np.column_stack([centre - half, centre + half])
+
+    def error_bound(self, delta: float = 0.05, *, asymptotic: bool = False) -> float:
+        """The bound on ``||Sigma^(1/2)(coef - beta*)||`` of LAD for the number of signals given or estimated.
+
+        Args:
+            delta: probability with which the certified bound may fail.
+            asymptotic: the RMS error for many sources instead of the (conservative) theorem.
+        """
+        check_is_fitted(self)
+        p = self._params().size
+        m = int(self.n_signals if self.n_signals is not None else max(round(self.n_signals_), p))
+        value = bounds.asymptotic_error(self.n_samples_, p, m) if asymptotic else bounds.recovery_error(
+            self.n_samples_, p, m, delta
+        )
+        return self.signal_scale_ * value
+
+    def summary(self, alpha: float = 0.05) -> str:
+        """A table of coefficients with standard errors and intervals, and what was found about the noise."""
+        check_is_fitted(self)
+        names = [str(n) for n in getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.coef_.size)])]
+        names += ["intercept"] * self.fit_intercept
+        rows = [f"{'':<14}{'coef':>12}{'std err':>12}{'z':>9}{f'[{alpha / 2:g}':>12}{f'{1 - alpha / 2:g}]':>12}"]
+        for name, b, se, (low, high) in zip(names, self._params(), self.bse_, self.conf_int(alpha)):
+            z = b / se if se > 0 else math.inf
+            rows.append(f"{name:<14}{b:>12.5g}{se:>12.4g}{z:>9.2f}{low:>12.5g}{high:>12.5g}")
+        rows.append(f"method {self.method_}, {self.n_samples_} sources, signal scale {self.signal_scale_:.4g}")
+        rows.append(f"signals: about {self.n_signals_:.0f}; {'converged' if self.converged_ else 'NOT CONVERGED'}")
+        if getattr(self, "one_scale_", False):
+            rows.append("the noise shows no second scale: ordinary least squares is efficient here")
+        return "\n".join(rows)
+
+    def _params(self) -> np.ndarray:
+        return np.append(self.coef_, self.intercept_) if self.fit_intercept else self.coef_
+
