@@ -1,0 +1,130 @@
+"""Exact assignment: the nearest centroid of each point, without ever holding all distances."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from neurips26.flash_kmeans.cpu_assign import kernel_assign
+from neurips26.flash_kmeans.cpu_kernels import kernels
+from neurips26.flash_kmeans.loop import METRICS, PRECISIONS, like, target_device
+from neurips26.flash_kmeans.rows import UnitRows, rows_of, summarise
+from neurips26.shared.arrays import check_choice
+
+__all__ = ["assign", "inertia"]
+
+
+def assign(
+    x: Any, c: Any, *, metric: Literal["euclidean", "cosine"] = "euclidean", precision: str = "certified",
+    return_distance: bool = False, out: Any = None, check_finite: bool = True,
+) -> Any:  # fmt: skip
+    """Nearest of the centroids `c` `(K, D)` for each point of `x` `(N, D)`; the lowest index at a tie.
+
+    Args:
+        x: points; see `kmeans` for what is accepted. CUDA tensors are assigned by the Triton kernels.
+        c: centroids, finite.
+        metric: `"euclidean"` or `"cosine"`.
+        precision: see the README; the CPU always computes in full precision.
+        return_distance: also return the squared distance (cosine: `1 - cos`) of each point to its centroid.
+        out: int32 array or tensor `(N,)` that receives the labels.
+        check_finite: refuse NaN and infinity in `x`.
+
+    Returns:
+        `(N,)` int32 labels in the family of `x`, or `(labels, distances)`.
+
+    Raises:
+        ValueError: shapes that do not fit, values that are not finite, an unknown metric.
+    """
+    check_choice(metric, "metric", METRICS)
+    check_choice(precision, "precision", PRECISIONS)
+    if (
+        isinstance(x, torch.Tensor)
+        and isinstance(c, torch.Tensor)
+        and (torch.compiler.is_compiling() or x.device.type == "cuda")
+    ):
+        from neurips26.flash_kmeans import ops
+
+        return ops.assign(x, c, metric, precision, return_distance, out)
+    target_device(x, None)
+    family = x if isinstance(x, torch.Tensor) else None
+    rows = rows_of(x)
+    centroids = as_centroids(c, rows.d, rows.dtype)
+    if check_finite:
+        summarise(rows)
+    if metric == "cosine":
+        rows, centroids = UnitRows(rows), UnitRows(rows_of(centroids)).read(0, len(centroids))
+    labels = _target(out, rows.n)
+    best = kernel_assign(rows, centroids, metric == "cosine", labels)
+    if out is not None:
+        labels_out = out
+    else:
+        labels_out = like(labels, family)
+    if not return_distance:
+        return labels_out
+    if metric == "cosine":
+        return labels_out, like(np.maximum(1 + best / 2, 0), family)
+    return labels_out, like(_distances(rows, centroids, labels), family)
+
+
+def inertia(x: Any, c: Any, labels: Any = None, *, weights: Any = None, metric: str = "euclidean") -> float:
+    """Sum of squared distances (cosine: of `1 - cos`) of the points to their nearest centroid, or to that of `labels`."""
+    from neurips26.flash_kmeans.loop import check_weights
+
+    rows = rows_of(x)
+    weight = check_weights(weights, rows.n)
+    if labels is None or metric == "cosine":
+        if labels is not None:
+            raise ValueError("labels: expected None with metric='cosine', got labels")
+        distance = np.asarray(assign(x, c, metric=metric, return_distance=True)[1])
+    else:
+        given = np.ascontiguousarray(labels, dtype=np.int32)
+        centroids = as_centroids(c, rows.d, rows.dtype)
+        if given.shape != (rows.n,) or (rows.n and (given.min() < 0 or given.max() >= len(centroids))):
+            raise ValueError(
+                f"labels: expected (N={rows.n},) values in 0..{len(centroids) - 1}, got shape {given.shape}"
+            )
+        distance = _distances(rows, centroids, given)
+    wide = distance.astype(np.float64)
+    return float(wide.sum() if weight is None else wide @ weight)
+
+
+def as_centroids(c: Any, d: int, dtype: np.dtype, name: str = "c") -> np.ndarray:
+    """Checked, contiguous centroids of the compute type."""
+    array = np.asarray(c.detach().cpu().to(torch.float64) if isinstance(c, torch.Tensor) else c)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{name}: expected numbers, got dtype {array.dtype}")
+    if array.ndim != 2 or array.shape[1] != d or not len(array):
+        raise ValueError(f"{name}: expected shape (K, D={d}), got {array.shape}")
+    if not np.isfinite(array).all():
+        raise ValueError(
+            f"{name}: expected finite numbers, got NaN or infinity in row {int(np.argmax(~np.isfinite(array).all(1)))}"
+        )
+    return np.ascontiguousarray(array, dtype=dtype)
+
+
+def _target(out: Any, n: int) -> np.ndarray:
+    if out is None:
+        return np.full(n, -1, np.int32)
+    array = out.numpy() if isinstance(out, torch.Tensor) and out.device.type == "cpu" else out
+    if (
+        not isinstance(array, np.ndarray)
+        or array.dtype != np.int32
+        or array.shape != (n,)
+        or not array.flags.c_contiguous
+    ):
+        raise ValueError(
+            f"out: expected a contiguous int32 array of shape (N={n},), got {getattr(out, 'dtype', type(out))}"
+            f" {getattr(out, 'shape', '')}"
+        )
+    return array
+
+
+def _distances(rows: Any, centroids: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    out = np.empty(rows.n, rows.dtype)
+    for start, block in rows.blocks(8192):
+        kernels(rows.dtype).distance(
+            block, centroids, labels[start : start + len(block)], out[start : start + len(block)]
+        )
+    return out

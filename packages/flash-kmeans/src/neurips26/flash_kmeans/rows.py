@@ -1,0 +1,333 @@
+"""Points that can be read block by block: arrays, tensors, memory maps, `.npy` files and lists of arrays, under one roof.
+
+A block is `(rows, D)` in the compute type (float32, or float64 for float64 input) with neighbouring features neighbours
+in memory. An array that is like that already is never copied; anything else is converted one block at a time, so the extra memory
+stays bounded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["ArrayRows", "FileRows", "ListRows", "Rows", "Summary", "TensorRows", "UnitRows", "rows_of", "summarise"]
+
+#: Rows looked at together by passes that are not tied to a slab.
+BLOCK = 4096
+
+
+class Rows:
+    """`n` points with `d` features. Subclasses implement `read`."""
+
+    n: int
+    d: int
+    dtype: np.dtype  # of the blocks: float32 or float64
+    view: bool = False  # reading costs nothing: blocks are views
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Rows `start <= i < stop` as a block."""
+        raise NotImplementedError
+
+    def blocks(self, size: int = BLOCK, slab: int | None = None) -> Iterator[tuple[int, np.ndarray]]:
+        """`(start, block)` in order, at most `size` rows each, never across a multiple of `slab`; the next block is
+        read ahead."""
+        spans = list(_spans(self.n, size, slab or size))
+        if self.view or len(spans) < 2:
+            for start, stop in spans:
+                yield start, self.read(start, stop)
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="flash-kmeans-read") as reader:
+            ahead = reader.submit(self.read, *spans[0])
+            for i, (start, _) in enumerate(spans):
+                block = ahead.result()
+                if i + 1 < len(spans):
+                    ahead = reader.submit(self.read, *spans[i + 1])
+                yield start, block
+
+    def take(self, indices: np.ndarray) -> np.ndarray:
+        """Single rows, in the order of `indices`."""
+        out = np.empty((len(indices), self.d), self.dtype)
+        for position, i in enumerate(indices):
+            out[position] = self.read(int(i), int(i) + 1)[0]
+        return out
+
+
+def _spans(n: int, size: int, slab: int) -> Iterator[tuple[int, int]]:
+    start = 0
+    while start < n:
+        stop = min(start + size, (start // slab + 1) * slab, n)
+        yield start, stop
+        start = stop
+
+
+def _compute_type(dtype: np.dtype) -> np.dtype:
+    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+
+
+class ArrayRows(Rows):
+    """A numpy array of any numeric type and any strides."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        self.n, self.d = x.shape
+        self.dtype = _compute_type(x.dtype)
+        self._x = x
+        unit_stride = x.strides[1] == x.itemsize or self.d == 1
+        self.view = bool(
+            x.dtype == self.dtype
+            and unit_stride
+            and x.strides[0] % x.itemsize == 0
+            and x.strides[0] >= 0
+            and x.flags.aligned
+        )
+        if self.n * self.d and self.d == 1 and x.strides[1] != x.itemsize:
+            self._x = np.lib.stride_tricks.as_strided(x, strides=(x.strides[0], x.itemsize))
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """See `Rows.read`."""
+        block = self._x[start:stop]
+        return block if self.view else np.ascontiguousarray(block, dtype=self.dtype)
+
+    def take(self, indices: np.ndarray) -> np.ndarray:
+        """See `Rows.take`."""
+        return np.ascontiguousarray(self._x[indices], dtype=self.dtype)
+
+
+class TensorRows(Rows):
+    """A torch tensor on the CPU that numpy cannot hold (bfloat16)."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.n, self.d = x.shape
+        self.dtype = np.dtype(np.float32)
+        self._x = x
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """See `Rows.read`."""
+        return self._x[start:stop].to(torch.float32).contiguous().numpy()
+
+
+class FileRows(Rows):
+    """Rows of a file, read with `pread` into fresh buffers: nothing stays mapped, so memory use is what the caller holds."""
+
+    def __init__(self, path: str | os.PathLike[str], n: int, d: int, dtype: np.dtype, offset: int) -> None:
+        self.path, self.n, self.d, self._stored, self._offset = Path(path), n, d, np.dtype(dtype), offset
+        self.dtype = _compute_type(self._stored)
+        needed, size = offset + n * d * self._stored.itemsize, os.path.getsize(path)
+        if size < needed:
+            raise ValueError(
+                f"x: {path}: expected {needed} bytes for {n} x {d} {self._stored}, got {size} (truncated file)"
+            )
+        self._file = os.open(path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            os.close(self._file)
+
+    @classmethod
+    def npy(cls, path: str | os.PathLike[str]) -> FileRows:
+        """Rows of a `.npy` file; errors name the file."""
+        try:
+            with open(path, "rb") as file:
+                version = np.lib.format.read_magic(file)
+                reader = (
+                    np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                )
+                shape, fortran, dtype = reader(file)
+                offset = file.tell()
+        except FileNotFoundError:
+            raise FileNotFoundError(f"x: {path}: no such file") from None
+        except ValueError as error:
+            raise ValueError(f"x: {path}: not a readable .npy file ({error})") from error
+        if dtype.kind not in "biuf":
+            raise TypeError(f"x: {path}: expected numbers, got dtype {dtype}")
+        if len(shape) != 2 or fortran:
+            raise ValueError(f"x: {path}: expected a C-ordered array (N, D), got {'Fortran-ordered ' * fortran}{shape}")
+        return cls(path, shape[0], shape[1], dtype, offset)
+
+    @classmethod
+    def memmap(cls, x: np.memmap) -> FileRows | None:
+        """The file behind a memory map, where the map is plain (C order, not sliced)."""
+        name = x.filename
+        if name is None or not x.flags.c_contiguous or x.ndim != 2:
+            return None
+        base = x
+        while isinstance(base.base, np.memmap):
+            base = base.base
+        offset = x.offset + x.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+        return cls(name, x.shape[0], x.shape[1], x.dtype, offset)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """See `Rows.read`."""
+        block = np.empty((stop - start, self.d), self._stored)
+        view, at = memoryview(block).cast("B"), self._offset + start * self.d * self._stored.itemsize
+        while view.nbytes:
+            got = os.preadv(self._file, [view[: 1 << 30]], at)
+            if got == 0:
+                raise ValueError(
+                    f"x: {self.path}: the file ended while rows {start} to {stop} were read (truncated file)"
+                )
+            view, at = view[got:], at + got
+        return block.astype(self.dtype, copy=False)
+
+
+class ListRows(Rows):
+    """Several arrays one after the other (shards)."""
+
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        self._parts = list(parts)
+        self._starts = np.concatenate([[0], np.cumsum([p.n for p in parts])])
+        self.n, self.d = int(self._starts[-1]), parts[0].d
+        self.dtype = np.result_type(*[p.dtype for p in parts])
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """See `Rows.read`."""
+        out = np.empty((stop - start, self.d), self.dtype)
+        for part, first in zip(self._parts, self._starts):
+            low, high = max(start, int(first)), min(stop, int(first) + part.n)
+            if low < high:
+                out[low - start : high - start] = part.read(low - int(first), high - int(first))
+        return out
+
+
+class UnitRows(Rows):
+    """Rows scaled to length one (cosine); a zero row stays zero."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows, self.n, self.d, self.dtype = rows, rows.n, rows.d, rows.dtype
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """See `Rows.read`."""
+        block = self._rows.read(start, stop)
+        largest = np.abs(block).max(axis=1, keepdims=True)
+        scaled = block / np.where(largest > 0, largest, 1)  # so that squares neither overflow nor vanish
+        length = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))[:, None]
+        return np.ascontiguousarray(scaled / np.where(length > 0, length, 1), dtype=self.dtype)
+
+
+def rows_of(x: Any, name: str = "x", *, through_file: bool = False) -> Rows:
+    """Wrap anything that holds points.
+
+    Args:
+        x: `(N, D)` array, torch tensor on the CPU, memory map, path of a `.npy` file, a list of such, or anything
+            `numpy.asarray` takes.
+        name: the argument's name, for messages.
+        through_file: read memory maps through their file, so that mapped pages do not count as memory.
+
+    Raises:
+        TypeError: not numeric, or complex.
+        ValueError: not two axes, no rows, no features, or a file shorter than its header says.
+    """
+    if isinstance(x, Rows):
+        return x
+    if isinstance(x, (str, os.PathLike)):
+        rows: Rows = FileRows.npy(x)
+    elif isinstance(x, torch.Tensor):
+        if x.device.type != "cpu":
+            raise ValueError(f"{name}: expected a tensor on the CPU, got {x.device}")
+        if x.is_complex():
+            raise TypeError(f"{name}: expected real numbers, got {x.dtype}")
+        _two_axes(tuple(x.shape), name)
+        x = x.detach()
+        rows = TensorRows(x) if x.dtype == torch.bfloat16 else ArrayRows(x.numpy())
+    elif (
+        isinstance(x, (list, tuple))
+        and len(x)
+        and all(getattr(part, "ndim", 0) == 2 or isinstance(part, (Path, Rows)) for part in x)
+    ):
+        parts = [rows_of(part, f"{name}[{i}]", through_file=through_file) for i, part in enumerate(x)]
+        if len({p.d for p in parts}) > 1:
+            raise ValueError(f"{name}: expected shards with one number of features, got {[p.d for p in parts]}")
+        rows = ListRows(parts)
+    else:
+        if not isinstance(x, np.ndarray) and hasattr(x, "__dlpack__") and not hasattr(x, "__array__"):
+            x = torch.from_dlpack(x)
+            return rows_of(x, name, through_file=through_file)
+        try:
+            array = np.asarray(x) if not isinstance(x, np.memmap) else x
+        except (ValueError, TypeError) as error:
+            raise TypeError(f"{name}: expected an array of numbers, got {type(x).__name__} ({error})") from error
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"{name}: expected an array of real numbers, got dtype {array.dtype}")
+        _two_axes(array.shape, name)
+        through = FileRows.memmap(array) if through_file and isinstance(array, np.memmap) else None
+        rows = through or ArrayRows(np.asarray(array))
+    _two_axes((rows.n, rows.d), name)
+    return rows
+
+
+def _two_axes(shape: tuple[int, ...], name: str) -> None:
+    if len(shape) != 2:
+        raise ValueError(f"{name}: expected two axes (N, D), got shape {shape}")
+    if shape[0] == 0 or shape[1] == 0:
+        raise ValueError(f"{name}: expected at least one row and one feature, got shape {shape}")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What one pass over the points tells: their mean `(D,)`, the mean variance of a feature, and the weight of zero rows."""
+
+    mean: np.ndarray
+    variance: float
+    squares: float  # sum of w ||x - mean||^2
+    mass: float  # sum of w
+    zero_rows: float
+
+
+def summarise(rows: Rows, weights: np.ndarray | None = None, *, check_finite: bool = True, name: str = "x") -> Summary:
+    """Mean, variance and finiteness in one pass, in float64 around the first block's mean.
+
+    Raises:
+        ValueError: NaN or infinity; the message names the first bad row.
+    """
+    shift: np.ndarray | None = None
+    total, square, zero = np.zeros(rows.d), 0.0, 0.0
+    weighted, weighted_square, mass = np.zeros(rows.d), 0.0, 0.0
+    ones = np.ones(BLOCK, rows.dtype)
+    for start, block in rows.blocks(BLOCK):
+        with np.errstate(invalid="ignore", over="ignore"):
+            if shift is None:
+                shift = block.mean(axis=0, dtype=np.float64).astype(rows.dtype)
+                shift = np.where(np.isfinite(shift), shift, 0).astype(rows.dtype)
+            y = block - shift
+            sums = y.T @ ones[: len(y)]
+            flat = y.ravel()
+            squares = float(flat @ flat)
+        if not (np.isfinite(squares) and np.isfinite(sums).all()):
+            squares, sums = _careful(block, shift, start, name, check_finite)
+        total += sums
+        square += squares
+        if weights is not None:
+            w = weights[start : start + len(y)]
+            weighted += w @ y
+            weighted_square += float(w @ np.einsum("ij,ij->i", y, y))
+            mass += float(w.sum(dtype=np.float64))
+        if isinstance(rows, UnitRows):
+            empty = ~block.any(axis=1)
+            zero += float(weights[start : start + len(y)][empty].sum()) if weights is not None else int(empty.sum())
+    assert shift is not None
+    offset = total / rows.n
+    variance = max(square - rows.n * float(offset @ offset), 0.0) / (rows.n * rows.d)
+    centre = shift.astype(np.float64) + offset
+    if weights is None:
+        return Summary(centre, variance, variance * rows.n * rows.d, float(rows.n), zero)
+    about = weighted_square - 2 * float(offset @ weighted) + mass * float(offset @ offset)
+    return Summary(centre, variance, max(about, 0.0), mass, zero)
+
+
+def _careful(block: np.ndarray, shift: np.ndarray, start: int, name: str, check: bool) -> tuple[float, np.ndarray]:
+    """A block whose sums overflowed: name the first bad row, or sum in float64."""
+    bad = ~np.isfinite(block).all(axis=1)
+    if bad.any() and check:
+        row = int(np.argmax(bad))
+        raise ValueError(
+            f"{name}: expected finite numbers, got {block[row][~np.isfinite(block[row])][0]} in row {start + row} "
+            "(Input contains NaN or infinity)"
+        )
+    y = block.astype(np.float64) - shift
+    return float(np.square(y).sum()), y.sum(axis=0)

@@ -1,0 +1,55 @@
+"""Checkpoints: killed and resumed is bitwise the same as never stopped."""
+
+import numpy as np
+import pytest
+
+from neurips26.flash_kmeans import kmeans, loop
+
+
+@pytest.fixture
+def x():
+    return np.random.default_rng(0).standard_normal((4000, 6)).astype(np.float32)
+
+
+@pytest.mark.parametrize("stop_after", [1, 4, 9])
+def test_resume_is_exact(tmp_path, x, monkeypatch, stop_after):
+    whole = kmeans(x, 20, seed=1, max_iter=12, tol=0)
+    calls = 0
+    means = loop._means
+
+    def killed(*arguments):
+        nonlocal calls
+        calls += 1
+        if calls > stop_after:
+            raise KeyboardInterrupt
+        return means(*arguments)
+
+    monkeypatch.setattr(loop, "_means", killed)
+    with pytest.raises(KeyboardInterrupt):
+        kmeans(x, 20, seed=1, max_iter=12, tol=0, checkpoint=tmp_path / "c", checkpoint_every=2)
+    monkeypatch.setattr(loop, "_means", means)
+    resumed = kmeans(x, 20, seed=1, max_iter=12, tol=0, checkpoint=tmp_path / "c", resume=True)
+    assert (resumed.centroids == whole.centroids).all() and (resumed.labels == whole.labels).all()
+    assert (resumed.inertia, resumed.history, resumed.n_iter) == (whole.inertia, whole.history, whole.n_iter)
+
+
+def test_a_finished_run_resumes_to_itself(tmp_path, x):
+    first = kmeans(x, 5, seed=0, max_iter=100, checkpoint=tmp_path / "c")
+    again = kmeans(x, 5, seed=9, max_iter=100, checkpoint=tmp_path / "c", resume=True)
+    assert first.converged and (first.labels == again.labels).all() and first.n_iter == again.n_iter
+
+
+@pytest.mark.bad_input
+def test_refused(tmp_path, x):
+    kmeans(x, 5, seed=0, max_iter=2, checkpoint=tmp_path / "c")
+    with pytest.raises(ValueError, match="belongs to other data or settings"):
+        kmeans(x + 1, 5, seed=0, checkpoint=tmp_path / "c", resume=True)
+    with pytest.raises(ValueError, match="belongs to other data or settings"):
+        kmeans(x, 6, seed=0, checkpoint=tmp_path / "c", resume=True)
+    (tmp_path / "bad").write_bytes((tmp_path / "c").read_bytes()[:100])
+    with pytest.raises(ValueError, match="is not a readable checkpoint"):
+        kmeans(x, 5, checkpoint=tmp_path / "bad", resume=True)
+    with pytest.raises(ValueError, match="existing folder"):
+        kmeans(x, 5, checkpoint=tmp_path / "no" / "c")
+    with pytest.raises(ValueError, match="n_init: expected 1 with a checkpoint"):
+        kmeans(x, 5, checkpoint=tmp_path / "c", n_init=2)
