@@ -1,0 +1,3 @@
+def main(argv: list[str]) -> int:
+    """Verbs of this paper."""
+    return 0

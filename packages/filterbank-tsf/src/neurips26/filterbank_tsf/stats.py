@@ -1,0 +1,339 @@
+"""Second moments of sliding windows: the only contact the closed forms have with the data.
+
+A window is ``w = [x; y]`` with look-back ``x`` (L values) and horizon ``y`` (H values). With
+``S = sum_w w w^T`` every linear forecaster of every rank can be fitted and its squared error evaluated exactly, so
+no ``(N, L)`` window matrix is ever built. For windows of stride one ``S`` obeys a displacement recursion,
+
+    S[i+1, j+1] = S[i, j] - z_i z_j + z_{N+i} z_{N+j},
+
+whose first row is a correlation. Cost: ``O(C T log T + (L+H)^2)`` in place of ``O(C T (L+H)^2)``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+from scipy import fft as sfft
+
+Norm = Literal["none", "mean", "last"]
+NORMS: tuple[str, ...] = ("none", "mean", "last")
+
+# Added inside the root of the instance's standard deviation (RevIN, Kim et al. 2022).
+REVIN_EPS = 1e-5
+# Rows of one block of the blocked path: 2048 windows of length 1440 in float64 are 24 MB.
+BLOCK_ROWS = 2048
+
+
+class StatisticsFileError(ValueError):
+    """A file of saved statistics is damaged or of another kind."""
+
+
+def norm_vector(norm: str, lookback: int, width: int) -> Float[np.ndarray, " w"]:
+    """The row ``q`` of the instance normaliser ``w' = w - 1 (q^T w)`` over a joint window of ``width`` values.
+
+    ``"last"`` takes the newest value of the look-back (NLinear), ``"mean"`` its average (RevIN with a bias-free linear
+    map: the standard deviation cancels), ``"none"`` takes nothing.
+    """
+    if norm not in NORMS:
+        raise ValueError(f"norm must be one of {NORMS}, got {norm!r}")
+    q = np.zeros(width)
+    if norm == "mean":
+        q[:lookback] = 1.0 / lookback
+    elif norm == "last":
+        q[lookback - 1] = 1.0
+    return q
+
+
+@dataclass(frozen=True)
+class WindowStats:
+    """Sufficient statistics of all windows ``[x; y]`` of one or many series.
+
+    Attributes:
+        moment: ``S = sum w w^T``, ``(L+H, L+H)``, float64.
+        total: ``sum w``, ``(L+H,)``; what an intercept needs.
+        count: number of windows N (channels counted separately), or the sum of weights.
+        lookback: L.
+        horizon: H.
+        norm: instance normalisation already applied to the windows.
+    """
+
+    moment: Float[np.ndarray, "d d"]
+    total: Float[np.ndarray, " d"]
+    count: float
+    lookback: int
+    horizon: int
+    norm: str = "none"
+
+    # -- building -----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_series(
+        cls,
+        z: object,
+        lookback: int,
+        horizon: int,
+        *,
+        stride: int = 1,
+        missing: Literal["error", "mask"] = "error",
+        loss_space: Literal["original", "normalised"] = "original",
+        method: Literal["auto", "displacement", "blocked"] = "auto",
+    ) -> WindowStats:
+        """Statistics of every window of ``z`` (``(T,)`` or ``(T, C)``; each channel is a sample of its own).
+
+        Args:
+            z: the series; any real dtype and memory order.
+            lookback: L.
+            horizon: H.
+            stride: distance between window starts; other than 1 takes the blocked path.
+            missing: ``"error"`` refuses NaN or infinity; ``"mask"`` leaves out the windows that touch one.
+            loss_space: ``"normalised"`` weights each window by ``1 / (var(x) + 1e-5)``, which is the loss RevIN
+                minimises when it is taken before de-normalisation; the result then has norm ``"mean"``.
+            method: ``"displacement"`` (stride 1, no gaps), ``"blocked"`` accumulation, or whichever fits.
+
+        Raises:
+            ValueError: too few rows, NaN (named by column and row), an unknown option.
+        """
+        values = as_series(z, "z")
+        length, horizon = _positive(lookback, "lookback"), _positive(horizon, "horizon")
+        _positive(stride, "stride")
+        for name, value, known in (
+            ("missing", missing, ("error", "mask")),
+            ("loss_space", loss_space, ("original", "normalised")),
+            ("method", method, ("auto", "displacement", "blocked")),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} must be one of {known}, got {value!r}")
+        check_long_enough(values, length, horizon, "z")
+        holes = not np.isfinite(values).all()
+        if holes and missing == "error":
+            raise_missing(values, "z")
+        plain = stride == 1 and not holes and loss_space == "original"
+        if method == "displacement" and not plain:
+            raise ValueError("method='displacement' needs stride 1, no missing values and loss_space='original'")
+        if method == "displacement" or (method == "auto" and plain):
+            moment, total = _displacement(values, length + horizon)
+            count = float((len(values) - length - horizon + 1) * values.shape[1])
+            return cls(moment, total, count, length, horizon)
+        return _blocked(values, length, horizon, stride, loss_space == "normalised")
+
+    def merge(self, other: WindowStats) -> WindowStats:
+        """Statistics of both sets of windows together; how a fit is distributed or continued."""
+        for name in ("lookback", "horizon", "norm"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                raise ValueError(f"other: statistics of {name}={theirs!r} cannot be merged with {name}={mine!r}")
+        return replace(
+            self, moment=self.moment + other.moment, total=self.total + other.total, count=self.count + other.count
+        )
+
+    def normalised(self, norm: str) -> WindowStats:
+        """Statistics of the windows after instance normalisation: ``S' = M S M^T`` with ``M = I - 1 q^T``."""
+        q = norm_vector(norm, self.lookback, len(self.total))
+        if norm == self.norm or norm == "none":
+            if norm != self.norm:
+                raise ValueError(f"norm: these statistics are already normalised by {self.norm!r}")
+            return self
+        if self.norm != "none":
+            raise ValueError(f"norm: these statistics are already normalised by {self.norm!r}")
+        sq = self.moment @ q
+        moment = self.moment - sq[None, :] - sq[:, None] + q @ sq
+        return replace(self, moment=moment, total=self.total - self.total @ q, norm=norm)
+
+    def centred(self) -> WindowStats:
+        """Second moments about the mean window: a fit on them is the fit with an unpenalised intercept."""
+        return replace(
+            self, moment=self.moment - np.outer(self.total, self.total) / self.count, total=np.zeros_like(self.total)
+        )
+
+    def shorter(self, lookback: int) -> WindowStats:
+        """The same windows seen through a shorter look-back (its newest ``lookback`` values), without a new pass."""
+        if not 1 <= lookback <= self.lookback:
+            raise ValueError(f"lookback must be between 1 and {self.lookback}, got {lookback}")
+        if self.norm != "none":
+            raise ValueError("lookback: shorten before normalising; the instance mean depends on the look-back")
+        cut = slice(self.lookback - lookback, None)
+        return replace(self, moment=self.moment[cut, cut], total=self.total[cut], lookback=lookback)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    @property
+    def gram(self) -> Float[np.ndarray, "l l"]:
+        """``G = X^T X``."""
+        return self.moment[: self.lookback, : self.lookback]
+
+    @property
+    def cross(self) -> Float[np.ndarray, "l h"]:
+        """``C = X^T Y``."""
+        return self.moment[: self.lookback, self.lookback :]
+
+    @property
+    def target(self) -> Float[np.ndarray, "h h"]:
+        """``Y^T Y``."""
+        return self.moment[self.lookback :, self.lookback :]
+
+    def sse(self, weight: Float[np.ndarray, "l h"], bias: Float[np.ndarray, " h"] | None = None) -> float:
+        """Exact summed squared error of ``y = x W + b`` over all windows."""
+        fit = self.gram @ weight
+        error = np.trace(self.target) - 2.0 * np.vdot(weight, self.cross) + np.vdot(weight, fit)
+        if bias is not None:
+            mean_x, mean_y = self.total[: self.lookback], self.total[self.lookback :]
+            error += self.count * bias @ bias + 2.0 * bias @ (mean_x @ weight - mean_y)
+        return float(max(error, 0.0))
+
+    def mse(self, weight: Float[np.ndarray, "l h"], bias: Float[np.ndarray, " h"] | None = None) -> float:
+        """Exact mean squared error over windows, channels and steps."""
+        return self.sse(weight, bias) / (self.count * self.horizon)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write an ``.npz`` with a checksum; the file appears whole or not at all."""
+        target = Path(path)
+        buffer = io.BytesIO()
+        np.savez(
+            buffer,
+            moment=self.moment,
+            total=self.total,
+            meta=np.array([self.count, self.lookback, self.horizon, NORMS.index(self.norm)], dtype=np.float64),
+            digest=np.frombuffer(self._digest(), dtype=np.uint8),
+        )
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(buffer.getvalue())
+            os.replace(temporary, target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        return target
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> WindowStats:
+        """Read what :meth:`save` wrote; ``StatisticsFileError`` names a damaged file."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                count, lookback, horizon, norm = file["meta"]
+                stats = cls(file["moment"], file["total"], float(count), int(lookback), int(horizon), NORMS[int(norm)])
+                digest = file["digest"].tobytes()
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            raise StatisticsFileError(f"{path}: not a readable file of window statistics ({error})") from error
+        if digest != stats._digest():
+            raise StatisticsFileError(f"{path}: checksum does not match; the file is damaged")
+        return stats
+
+    def _digest(self) -> bytes:
+        head = f"{self.count!r}/{self.lookback}/{self.horizon}/{self.norm}".encode()
+        return hashlib.sha256(head + self.moment.tobytes() + self.total.tobytes()).digest()
+
+
+# -- accumulation -----------------------------------------------------------------------------------------------------
+
+
+def _displacement(z: Float[np.ndarray, "t c"], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """``S`` and the sum of windows by the displacement recursion."""
+    steps = len(z)
+    count = steps - width + 1
+    size = sfft.next_fast_len(steps + count, real=True)
+    first_row = np.zeros(width)
+    for column in z.T:  # one channel at a time: memory stays O(T) for hundreds of channels
+        head = sfft.rfft(column[:count], size)
+        first_row += sfft.irfft(head.conj() * sfft.rfft(column, size), size)[:width]
+    # What enters minus what leaves when both offsets move on by one.
+    entering, leaving = z[count:], z[: width - 1]
+    moment = np.empty((width, width))
+    moment[0] = first_row
+    if width > 1:
+        moment[1:, 1:] = entering @ entering.T - leaving @ leaving.T
+    for i in range(1, width):
+        moment[i, i:] += moment[i - 1, i - 1 : -1]
+    lower = np.tril_indices(width, -1)
+    moment[lower] = moment.T[lower]
+    sums = np.concatenate([[0.0], np.cumsum(z.sum(1))])
+    return moment, sums[count:] - sums[:width]
+
+
+def window_blocks(
+    z: Float[np.ndarray, "t c"], width: int, stride: int = 1, rows: int = BLOCK_ROWS
+) -> Iterator[Float[np.ndarray, "n w"]]:
+    """Views of the windows of every channel, a block of rows at a time (nothing is copied here)."""
+    for column in np.ascontiguousarray(z.T):
+        windows = np.lib.stride_tricks.sliding_window_view(column, width)[::stride]
+        for start in range(0, len(windows), rows):
+            yield windows[start : start + rows]
+
+
+def _blocked(z: np.ndarray, lookback: int, horizon: int, stride: int, weighted: bool) -> WindowStats:
+    width = lookback + horizon
+    moment, total, count = np.zeros((width, width)), np.zeros(width), 0.0
+    for block in window_blocks(z, width, stride):
+        block = block[np.isfinite(block).all(1)]
+        if weighted:
+            past = block[:, :lookback]
+            weight = 1.0 / (past.var(1) + REVIN_EPS)
+            block = (block - past.mean(1, keepdims=True)) * np.sqrt(weight)[:, None]
+            total += np.sqrt(weight) @ block
+            count += float(weight.sum())
+        else:
+            total += block.sum(0)
+            count += len(block)
+        moment += block.T @ block
+    if count == 0:
+        raise ValueError(f"z: no window of L + H = {width} values is free of missing values")
+    return WindowStats(moment, total, count, lookback, horizon, "mean" if weighted else "none")
+
+
+# -- argument checks --------------------------------------------------------------------------------------------------
+
+
+def as_series(z: object, name: str) -> Float[np.ndarray, "t c"]:
+    """Any real array-like of ``(T,)`` or ``(T, C)`` as float64 ``(T, C)``; one clear error otherwise."""
+    try:
+        values = np.asarray(z)
+        if values.dtype.kind in "cSUmM":
+            raise TypeError(f"dtype {values.dtype}")
+        values = values.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must hold real numbers, got something else ({error})") from error
+    if values.ndim == 1:
+        values = values[:, None]
+    if values.ndim != 2:
+        raise ValueError(f"{name} must be (T,) or (T, C), got shape {values.shape}")
+    if values.shape[1] == 0:
+        raise ValueError(f"{name} has no channel: shape {values.shape}")
+    return values
+
+
+def raise_missing(values: np.ndarray, name: str, columns: list[str] | None = None) -> None:
+    """Raise the error that names the first missing value by column and row."""
+    row, column = np.argwhere(~np.isfinite(values))[0]
+    label = columns[column] if columns else int(column)
+    raise ValueError(
+        f"{name}: column {label!r} holds {values[row, column]} at row {row}; fill it, or pass missing='mask' to leave "
+        "out the windows that touch it"
+    )
+
+
+def check_long_enough(values: np.ndarray, lookback: int, horizon: int, name: str) -> None:
+    """Raise unless at least one window fits."""
+    if len(values) < lookback + horizon:
+        raise ValueError(
+            f"{name} has {len(values)} rows, but one window needs lookback + horizon = {lookback} + {horizon} = "
+            f"{lookback + horizon}"
+        )
+
+
+def _positive(value: int, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    return int(value)
