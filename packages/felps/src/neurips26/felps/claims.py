@@ -1,0 +1,1 @@
+"""The claims of the abstract and how they are tested."""

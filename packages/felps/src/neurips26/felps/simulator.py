@@ -1,0 +1,464 @@
+"""Iteration-level simulator of a continuous-batching engine with adapter slots.
+
+An engine of this kind has one clock that advances by whole steps, so a plain loop over steps is exact; a process-based
+event simulator would only be slower. Each step decodes one token of every running sequence, continues started prompts,
+admits new requests as the policy says, and takes as long as the engine model says, loads included. Between events
+nothing is touched per sequence: counts per adapter suffice until somebody finishes or outlives an estimate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from neurips26.felps.engine_model import EngineModel
+from neurips26.felps.metrics import RunResult
+from neurips26.felps.policy import Policy
+from neurips26.felps.request import Request
+from neurips26.felps.slots import AdapterSlots
+from neurips26.felps.workload import Workload
+from neurips26.shared.arrays import check_int, check_real
+
+_NEVER = 1 << 60
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A running sequence. While it decodes, its progress is ``emitted_at_start + (tick - start)``."""
+
+    request: Request
+    index: int
+    left: int  # prompt (and, after a preemption, recomputed) tokens still to process
+    fresh: int  # of these, prompt tokens processed for the first time: the last ones
+    context: int  # tokens held in memory when decoding starts
+    emitted: int
+    expected: float
+    start: int = 0  # tick at which decoding started
+    ends: int = _NEVER  # tick at which the last token comes
+    outlives: int = 0  # tick from which tokens lie outside the estimate
+
+
+class Simulator:
+    """An engine of ``max_loras`` adapter slots driven by a policy.
+
+    Args:
+        engine: step times.
+        max_loras: adapter slots ``M``.
+        max_num_seqs: running sequences at most.
+        max_num_batched_tokens: tokens processed in a step at most (decoded ones included).
+        kv_tokens: tokens of context that fit in memory.
+        eviction: see ``AdapterSlots``.
+        chunked_prefill: long prompts may be split over steps; otherwise a prompt is processed whole, alone if it is
+            longer than the budget.
+        sample_every: seconds between samples of the timeline.
+        record_slots: keep the load events (for the picture of slot occupancy).
+    """
+
+    def __init__(
+        self,
+        engine: EngineModel,
+        max_loras: int = 8,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 2048,
+        kv_tokens: int = 60_000,
+        eviction: str = "lru",
+        chunked_prefill: bool = True,
+        sample_every: float = 5.0,
+        record_slots: bool = False,
+    ) -> None:
+        self.engine = engine
+        self.max_loras = check_int(max_loras, "max_loras", minimum=1)
+        self.max_num_seqs = check_int(max_num_seqs, "max_num_seqs", minimum=1)
+        self.max_num_batched_tokens = check_int(max_num_batched_tokens, "max_num_batched_tokens", minimum=max_num_seqs)
+        self.kv_tokens = check_int(kv_tokens, "kv_tokens", minimum=1)
+        self.eviction = eviction
+        self.chunked_prefill = chunked_prefill
+        self.sample_every = check_real(sample_every, "sample_every", minimum=0.0, inclusive=False)
+        self.record_slots = record_slots
+        AdapterSlots(max_loras, eviction)  # a bad rule is refused here, not in the middle of a sweep
+
+    def run(
+        self,
+        workload: Workload,
+        policy: Policy,
+        horizon: float | None = None,
+        known_adapters: set[int] | None = None,
+        aborts: dict[int, float] | None = None,
+        max_steps: int = 50_000_000,
+    ) -> RunResult:
+        """Serve ``workload`` with ``policy`` (a fresh one: it keeps its history).
+
+        Args:
+            workload: the requests.
+            policy: who is admitted.
+            horizon: stop at this time and count what is unfinished; ``None``: until everything is served.
+            known_adapters: adapters that exist; a request of another one is an error. ``None``: all exist.
+            aborts: request position -> time at which its client gives up.
+            max_steps: guard against a policy that never admits.
+
+        Raises:
+            ValueError: a request of an unknown adapter, naming it.
+        """
+        if known_adapters is not None:
+            for adapter in workload.adapters:
+                if int(adapter) not in known_adapters and adapter != 0:
+                    raise ValueError(f"adapter {int(adapter)} of workload {workload.name!r} is not known to the engine")
+        return _Loop(self, workload, policy, math.inf if horizon is None else horizon, aborts or {}, max_steps).run()
+
+
+class _Loop:
+    """State of one run; ``now``, ``can_admit`` and ``admit`` are the view that ``Policy.select`` needs."""
+
+    def __init__(
+        self,
+        sim: Simulator,
+        workload: Workload,
+        policy: Policy,
+        horizon: float,
+        aborts: dict[int, float],
+        max_steps: int,
+    ) -> None:
+        self.sim, self.workload, self.policy = sim, workload, policy
+        self.horizon, self.aborts, self.max_steps = horizon, aborts, max_steps
+        engine = sim.engine
+        self.load_seconds = {int(a): engine.load_seconds(workload.rank(int(a))) for a in workload.adapters}
+        score = getattr(policy, "served_fraction", None)
+        self.slots = AdapterSlots(sim.max_loras, sim.eviction, self.load_seconds, score)
+        policy.bind(self.slots)
+        self.now = 0.0
+        n, top = len(workload), int(workload.adapters.max()) + 1
+        self.first = np.full(n, np.nan)
+        self.finish = np.full(n, np.nan)
+        self.emitted = np.zeros(n, dtype=np.int64)
+        self.rejected = np.zeros(n, dtype=bool)
+        self.aborted = np.zeros(n, dtype=bool)
+        self.served = [0.0] * top  # the truth, whatever the policy believes
+        self.arrived = [0.0] * top
+        self.samples: list[tuple] = []
+        self.next_sample = sim.sample_every
+        self.events: list[tuple] = []
+        self.decoding: list[_Run] = []
+        self.prefilling: list[_Run] = []
+        self.by_id: dict[int, _Run] = {}
+        self.n_decode: dict[int, int] = {}
+        self.n_within: dict[int, int] = {}
+        self.tick = 0
+        self.next_end = self.next_outlived = _NEVER
+        self.kv = 0
+        self.budget = 0
+        self.stall = 0.0
+        self.steps = self.preemptions = 0
+        self.stall_total = self.busy = 0.0
+        self.recompute: dict[int, int] = {}  # id -> tokens emitted before a preemption
+        self.prompt_done: dict[int, int] = {}  # id -> prompt tokens processed before a preemption
+
+    # View of Policy.select -------------------------------------------------------------------------------------------
+    def can_admit(self, request: Request) -> bool:
+        sim = self.sim
+        if self.budget < 1 or len(self.by_id) >= sim.max_num_seqs:
+            return False
+        tokens = request.prompt_tokens + self.recompute.get(request.id, 0)
+        # Decoding sequences need a token each in this step; the new one needs its context and its first token.
+        if self.kv + len(self.decoding) + tokens + 1 > sim.kv_tokens:
+            return False
+        if sim.chunked_prefill or tokens <= self.budget:
+            return True
+        return tokens > sim.max_num_batched_tokens and self.budget + len(self.decoding) == sim.max_num_batched_tokens
+
+    def admit(self, request: Request) -> tuple[bool, int | None]:
+        loaded, evicted = self.slots.acquire(request.adapter)
+        if loaded:
+            self.stall += self.load_seconds[request.adapter]
+            if self.sim.record_slots:
+                self.events.append((self.now, self.slots.slot_of(request.adapter), request.adapter, evicted))
+        emitted = self.recompute.pop(request.id, 0)
+        context = request.prompt_tokens + emitted
+        done = self.prompt_done.pop(request.id, 0)
+        run = _Run(
+            request, int(request.id), context, request.prompt_tokens - done, context, emitted, self._expected(request)
+        )
+        self.by_id[request.id] = run
+        self.kv += context
+        self._prefill(run)
+        return loaded, evicted
+
+    def _expected(self, request: Request) -> float:
+        return self.policy.ledger.expected(request.id) if self.policy.uses_expected else 0.0
+
+    def _prefill(self, run: _Run) -> None:
+        """Process as much of the prompt as the budget allows in this step."""
+        chunk = run.left if not self.sim.chunked_prefill else min(run.left, self.budget)
+        if chunk <= 0:
+            self.prefilling.append(run)
+            return
+        run.left -= chunk
+        self.budget -= chunk
+        self.step_prefill += chunk
+        self.step_prompts += 1
+        repeated = max(0, min(chunk, run.left + chunk - run.fresh))
+        fresh = chunk - repeated
+        run.fresh -= fresh
+        if fresh:
+            adapter = run.request.adapter
+            self.step_fresh[adapter] = self.step_fresh.get(adapter, 0) + fresh
+        (self.started if run.left == 0 else self.prefilling).append(run)
+
+    # The run ---------------------------------------------------------------------------------------------------------
+    def run(self) -> RunResult:
+        sim, policy, engine = self.sim, self.policy, self.sim.engine
+        requests = list(self.workload.requests())
+        arrivals = [r.arrival for r in requests] + [math.inf]
+        deadlines = sorted((time, i) for i, time in self.aborts.items())
+        arrived = gone = 0
+        wq = policy.output_price
+        while True:
+            while arrivals[arrived] <= self.now:
+                self._arrive(requests[arrived])
+                arrived += 1
+            while gone < len(deadlines) and deadlines[gone][0] <= self.now and deadlines[gone][1] < arrived:
+                self._abort(requests[deadlines[gone][1]])
+                gone += 1
+            if self.now >= self.next_sample:
+                self._sample()
+            if self.now >= self.horizon:
+                break
+            idle = not (self.decoding or self.prefilling)
+            if idle and not policy.waiting:
+                upcoming = min(arrivals[arrived], self.horizon)
+                if upcoming == math.inf:
+                    break
+                while self.next_sample < upcoming:  # an idle engine is sampled too
+                    self.now = self.next_sample
+                    self._sample()
+                self.now = max(self.now, upcoming)
+                continue
+
+            self._make_room()
+            decode_seqs = len(self.decoding)
+            # Memory of started prompts is reserved, but decoding sequences do not read it.
+            kv_read = self.kv - sum(run.context for run in self.prefilling) if self.prefilling else self.kv
+            self.budget = sim.max_num_batched_tokens - decode_seqs
+            self.step_prefill = self.step_prompts = 0
+            self.step_fresh: dict[int, int] = {}
+            self.started: list[_Run] = []
+            self.stall = 0.0
+            ongoing, self.prefilling = self.prefilling, []
+            for run in ongoing:
+                self._prefill(run)
+            if policy.waiting and self.budget > 0 and len(self.by_id) < sim.max_num_seqs:
+                self._admit()
+
+            # Nothing but decoding, and nobody who could be admitted: play equal steps up to the next event at once.
+            seconds = engine.step(self.step_prefill, self.step_prompts, decode_seqs, kv_read) + self.stall
+            repeat = 1
+            end = self.now + seconds
+            if not self.step_prompts and (not policy.waiting or decode_seqs >= sim.max_num_seqs):
+                until = min(arrivals[arrived], self.next_sample, self.horizon)
+                if gone < len(deadlines):
+                    until = min(until, deadlines[gone][0])
+                most = min(self.next_end - self.tick, (sim.kv_tokens - self.kv) // max(decode_seqs, 1))
+                while repeat < most and end < until:
+                    end += engine.step(0, 0, decode_seqs, kv_read + decode_seqs * repeat)
+                    repeat += 1
+            if not (decode_seqs or self.step_prompts):
+                # Work waits and the engine is empty, but the policy admits nobody: only time can change its mind.
+                end = min(arrivals[arrived], self.horizon, self.next_sample)
+                repeat = 0
+                if end == math.inf:
+                    raise RuntimeError(f"policy {policy.name!r} admits none of {policy.waiting} waiting requests")
+            self.busy += (end - self.now) if repeat else 0.0
+            self.stall_total += self.stall
+            self.now = max(end, self.now)
+            self.steps += repeat
+            if self.steps > self.max_steps:
+                raise RuntimeError(f"no end after {self.max_steps} steps under policy {policy.name!r}")
+            self.tick += repeat
+            self.kv += decode_seqs * repeat
+
+            charges = []
+            fresh = self.step_fresh
+            for adapter, count in self.n_decode.items():
+                tokens = count * repeat
+                self.served[adapter] += fresh.get(adapter, 0) * policy.input_price + wq * tokens
+                charges.append((adapter, fresh.pop(adapter, 0), tokens, self.n_within.get(adapter, 0) * repeat))
+            for adapter, tokens in fresh.items():
+                self.served[adapter] += tokens * policy.input_price
+                charges.append((adapter, tokens, 0, 0))
+            if repeat and self.next_outlived < self.tick:
+                charges = self._exact_within(charges, repeat)
+            if policy.uses_service and charges:
+                policy.on_batch(charges, self.now)
+            if self.started:
+                self._start_decoding()
+            if self.next_end <= self.tick:
+                self._finish()
+        if len(self.samples) == 0 or self.samples[-1][0] < self.now:
+            self._sample()
+        return self._result(requests)
+
+    def _admit(self) -> None:
+        for _ in self.policy.select(self):
+            pass
+
+    def _arrive(self, request: Request) -> None:
+        if request.prompt_tokens + request.output_tokens > self.sim.kv_tokens:
+            self.rejected[request.id] = True  # it could never finish: refused at the door, so that it blocks nobody
+            return
+        policy = self.policy
+        cost = policy.input_price * request.prompt_tokens + policy.output_price * request.output_tokens
+        self.arrived[request.adapter] += cost
+        policy.on_arrival(request, self.now)
+
+    def _start_decoding(self) -> None:
+        """Prompts completed in this step have emitted their first token."""
+        charges = []
+        for run in self.started:
+            request = run.request
+            if math.isnan(self.first[run.index]):
+                self.first[run.index] = self.now
+            run.emitted += 1
+            self.kv += 1
+            adapter = request.adapter
+            self.served[adapter] += self.policy.output_price
+            charges.append((adapter, 0, 1, 1 if run.emitted <= run.expected else 0))
+            run.start = self.tick
+            run.ends = self.tick + request.output_tokens - run.emitted
+            run.outlives = self.tick + max(0, int(run.expected) - run.emitted)
+            self.decoding.append(run)
+            self.n_decode[adapter] = self.n_decode.get(adapter, 0) + 1
+            if run.outlives > self.tick:
+                self.n_within[adapter] = self.n_within.get(adapter, 0) + 1
+                self.next_outlived = min(self.next_outlived, run.outlives)
+            self.next_end = min(self.next_end, run.ends)
+        if self.policy.uses_service:
+            self.policy.on_batch(charges, self.now)
+
+    def _exact_within(self, charges: list[tuple], repeat: int) -> list[tuple]:
+        """Some sequences passed their estimates inside the last steps: count their tokens one by one."""
+        within: dict[int, int] = {}
+        self.n_within = {}
+        self.next_outlived = _NEVER
+        before = self.tick - repeat
+        for run in self.decoding:
+            adapter = run.request.adapter
+            inside = min(self.tick, run.outlives) - before
+            if inside > 0:
+                within[adapter] = within.get(adapter, 0) + inside
+            if run.outlives > self.tick:
+                self.n_within[adapter] = self.n_within.get(adapter, 0) + 1
+                self.next_outlived = min(self.next_outlived, run.outlives)
+        return [(a, prefill, decode, within.get(a, 0) if decode else 0) for a, prefill, decode, _ in charges]
+
+    def _leave(self, run: _Run) -> None:
+        """A decoding sequence stops, for whatever reason: counts, memory, pin."""
+        adapter = run.request.adapter
+        run.emitted += self.tick - run.start
+        self.emitted[run.index] = run.emitted
+        if self.n_decode[adapter] == 1:
+            del self.n_decode[adapter]
+        else:
+            self.n_decode[adapter] -= 1
+        if run.outlives > self.tick:
+            self.n_within[adapter] -= 1
+        self.kv -= run.request.prompt_tokens + run.emitted
+        del self.by_id[run.request.id]
+        self.slots.release(adapter)
+
+    def _finish(self) -> None:
+        done = [run for run in self.decoding if run.ends <= self.tick]
+        self.decoding = [run for run in self.decoding if run.ends > self.tick]
+        for run in done:
+            self._leave(run)
+            self.finish[run.index] = self.now
+            self.policy.on_finished(run.request, self.now, "stop", run.emitted, 0)
+        self.next_end = min((run.ends for run in self.decoding), default=_NEVER)
+
+    def _make_room(self) -> None:
+        """Preempt the youngest sequences until every decoding one can grow by a token."""
+        while self.kv + len(self.decoding) > self.sim.kv_tokens and len(self.by_id) > 1:
+            run = self.prefilling.pop() if self.prefilling else self.decoding.pop()
+            self._drop(run)
+            self.recompute[run.request.id] = run.emitted
+            self.prompt_done[run.request.id] = run.request.prompt_tokens - run.fresh
+            self.policy.on_preempted(run.request, self.now, run.emitted, run.fresh)
+            self.preemptions += 1
+
+    def _drop(self, run: _Run) -> None:
+        """Take a running sequence (already out of its list) off the engine."""
+        if run.ends == _NEVER:
+            self.kv -= run.context
+            del self.by_id[run.request.id]
+            self.slots.release(run.request.adapter)
+        else:
+            self._leave(run)
+            self.next_end = min((other.ends for other in self.decoding), default=_NEVER)
+
+    def _abort(self, request: Request) -> None:
+        index = int(request.id)
+        if not math.isnan(self.finish[index]) or self.rejected[index]:
+            return
+        run = self.by_id.get(request.id)
+        if run is not None:
+            (self.decoding if run in self.decoding else self.prefilling).remove(run)
+            self._drop(run)
+            emitted, left = run.emitted, run.fresh
+        else:
+            emitted = self.recompute.pop(request.id, 0)
+            left = request.prompt_tokens - self.prompt_done.pop(request.id, 0)
+        self.aborted[index] = True
+        self.emitted[index] = emitted
+        # Work that nobody wants any more is no workload: what was delivered stays on both sides.
+        policy = self.policy
+        self.arrived[request.adapter] -= policy.input_price * left + policy.output_price * (
+            request.output_tokens - emitted
+        )
+        policy.on_finished(request, self.now, "abort", emitted, left)
+
+    def _sample(self) -> None:
+        waiting = self.policy.waiting
+        self.samples.append(
+            (self.now, tuple(self.served), tuple(self.arrived), self.slots.loads, waiting, len(self.by_id), self.kv,
+             len(self.slots.pinned))
+        )  # fmt: skip
+        step = self.sim.sample_every
+        self.next_sample = (math.floor(self.now / step + 1e-9) + 1) * step
+
+    def _result(self, requests: list[Request]) -> RunResult:
+        for run in self.by_id.values():
+            self.emitted[run.index] = run.emitted + (self.tick - run.start if run.ends != _NEVER else 0)
+        for request_id, emitted in self.recompute.items():
+            self.emitted[request_id] = emitted
+        times, served, arrived, loads, waiting, running, kv, pinned = zip(*self.samples)
+        workload, sim = self.workload, self.sim
+        return RunResult(
+            workload=workload,
+            policy=self.policy.describe(),
+            engine={
+                "max_loras": sim.max_loras, "max_num_seqs": sim.max_num_seqs, "kv_tokens": sim.kv_tokens,
+                "max_num_batched_tokens": sim.max_num_batched_tokens, "eviction": sim.eviction,
+            },
+            prices=(self.policy.input_price, self.policy.output_price),
+            makespan=self.now,
+            first_token=self.first,
+            finish=self.finish,
+            emitted=self.emitted,
+            rejected=self.rejected,
+            aborted=self.aborted,
+            sample_time=np.array(times),
+            sample_served=np.array(served),
+            sample_arrived=np.array(arrived),
+            sample_loads=np.array(loads),
+            sample_waiting=np.array(waiting),
+            sample_running=np.array(running),
+            sample_kv=np.array(kv),
+            sample_pinned=np.array(pinned),
+            loads=self.slots.loads,
+            hits=self.slots.hits,
+            stall_seconds=self.stall_total,
+            busy_seconds=self.busy,
+            steps=self.steps,
+            preemptions=self.preemptions,
+            slot_events=self.events,
+        )  # fmt: skip
