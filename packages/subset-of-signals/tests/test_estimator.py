@@ -2,14 +2,9 @@
 
 import warnings
 
-import numpy as np
-import pytest
-from scipy import sparse
-from sklearn.exceptions import DataConversionWarning
-from sklearn.linear_model import LinearRegression
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from neurips26.subset_of_signals import OneScaleWarning, SubsetOfSignalsRegressor, simulate
+from neurips26.subset_of_signals import SubsetOfSignalsRegressor
 
 
 @parametrize_with_checks(

@@ -106,7 +106,12 @@ class _Posterior:
 
 
 def _posterior(
-    squares: np.ndarray, counts: np.ndarray, copies: np.ndarray, scales: np.ndarray, mixing: np.ndarray, cut: float = 0.0
+    squares: np.ndarray,
+    counts: np.ndarray,
+    copies: np.ndarray,
+    scales: np.ndarray,
+    mixing: np.ndarray,
+    cut: float = 0.0,
 ) -> _Posterior:
     """E-step over groups with sums of squares ``squares`` of ``counts`` residuals, each group taken ``copies`` times."""
     inverse = 1.0 / scales**2
@@ -224,7 +229,9 @@ def npmle(
     if sample_weight is not None:
         sample_weight = check_array(sample_weight, "sample_weight", shape=(n,), dtype=float)
         if (sample_weight < 0).any() or not (sample_weight > 0).any():
-            raise ValueError(f"sample_weight: expected numbers >= 0, not all zero, got a minimum of {sample_weight.min()}")
+            raise ValueError(
+                f"sample_weight: expected numbers >= 0, not all zero, got a minimum of {sample_weight.min()}"
+            )
     problem = _Problem(X, y, groups, sample_weight)
     starts = _starts(problem, signal_scale, n_starts)
     if scales is None:
@@ -236,7 +243,10 @@ def npmle(
             raise ValueError(f"scales: expected numbers > 0, got {scales[0]}")
 
     # A short run from each start, then the best one to the end.
-    runs = {name: _climb(problem, c, scales, None, _TRIAL if len(starts) > 1 else max_iter, tol) for name, c in starts.items()}
+    runs = {
+        name: _climb(problem, c, scales, None, _TRIAL if len(starts) > 1 else max_iter, tol)
+        for name, c in starts.items()
+    }
     winner = max(runs, key=lambda name: runs[name].path[-1])
     run = runs[winner]
     n_iter = sum(r.n_iter for r in runs.values())
@@ -245,7 +255,9 @@ def npmle(
         n_iter += rest.n_iter
         run = _Run(rest.coef, rest.mixing, run.path + rest.path, run.n_iter + rest.n_iter, rest.converged)
     if not run.converged:
-        warnings.warn(f"npmle: not converged after {run.n_iter} EM maps; the best iterate is returned", ConvergenceWarning, 2)
+        warnings.warn(
+            f"npmle: not converged after {run.n_iter} EM maps; the best iterate is returned", ConvergenceWarning, 2
+        )
     return _result(problem, run, scales, signal_scale, winner, n_iter)
 
 
@@ -291,7 +303,7 @@ def _climb(
     path.append(value)
     while True:
         if float(np.abs((coef1 - coef) * inverse_se).max()) <= tol and (
-            len(path) > 2 and path[-1] - path[-2] <= 1e-3 or scales.size == 1
+            (len(path) > 2 and path[-1] - path[-2] <= 1e-3) or scales.size == 1
         ):
             return _Run(coef1, mixing1, path, used, True)
         if used >= max_iter:

@@ -132,7 +132,11 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
         scale = self._scale(design[used], y[used], None if weight is None else weight[used])
         self.signal_scale_ = scale
         coef = getattr(self, f"_fit_{method}")(
-            design[used], y[used], None if weight is None else weight[used], None if groups is None else groups[used], scale
+            design[used],
+            y[used],
+            None if weight is None else weight[used],
+            None if groups is None else groups[used],
+            scale,
         )
         self.residuals_ = np.asarray(y - design @ coef)
         if method != "npmle":
@@ -158,8 +162,15 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
 
     def _fit_npmle(self, X, y, weight, groups, scale):
         result = npmle(
-            X, y, signal_scale=scale, grid_size=self.grid_size, groups=groups, sample_weight=weight,
-            max_iter=self.max_iter, tol=self.tol, n_starts=self.n_starts,
+            X,
+            y,
+            signal_scale=scale,
+            grid_size=self.grid_size,
+            groups=groups,
+            sample_weight=weight,
+            max_iter=self.max_iter,
+            tol=self.tol,
+            n_starts=self.n_starts,
         )
         self.source_weights_ = result.source_weights
         self.signal_probability_ = result.signal_probability
@@ -173,7 +184,9 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
         self.one_scale_ = bool(groups is None and gain < stats.chi2.ppf(0.99, 2))
         if self.one_scale_:
             warnings.warn(
-                "the noise shows no second scale: ordinary least squares is efficient here", OneScaleWarning, stacklevel=3
+                "the noise shows no second scale: ordinary least squares is efficient here",
+                OneScaleWarning,
+                stacklevel=3,
             )
         return result.coef
 
@@ -191,9 +204,7 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
     def _fit_trimming(self, X, y, weight, groups, scale):
         fraction = 0.5 if self.n_signals is None else self.n_signals / y.size
         seed = 0 if self.random_state is None else self.random_state
-        return self._keep(
-            X, y, robust.iterative_trimming(X, y, fraction, n_starts=10, sample_weight=weight, seed=seed)
-        )
+        return self._keep(X, y, robust.iterative_trimming(X, y, fraction, n_starts=10, sample_weight=weight, seed=seed))
 
     def _fit_tukey(self, X, y, weight, groups, scale):
         return self._keep(X, y, robust.tukey(X, y, scale, sample_weight=weight, max_iter=self.max_iter))
@@ -219,7 +230,9 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
     def _trim(self, X, weight):
         """Leave rows of high leverage out, or warn of them."""
         inverse = np.linalg.pinv(gram(X, weight))
-        leverage = np.asarray((X @ inverse * X if not sparse.issparse(X) else X.multiply(X @ inverse)).sum(axis=1)).ravel()
+        leverage = np.asarray(
+            (X @ inverse * X if not sparse.issparse(X) else X.multiply(X @ inverse)).sum(axis=1)
+        ).ravel()
         worst = float(leverage.max())
         if self.leverage_trim is not None:
             limit = check_real(self.leverage_trim, "leverage_trim", minimum=0.0, inclusive=False)
@@ -247,7 +260,9 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
             start = float(r.max()) or 1.0
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            fit = npmle(X, y, signal_scale=start, grid_size=self.grid_size, sample_weight=weight, max_iter=150, n_starts=1)
+            fit = npmle(
+                X, y, signal_scale=start, grid_size=self.grid_size, sample_weight=weight, max_iter=150, n_starts=1
+            )
         enough = np.flatnonzero(np.cumsum(fit.mixing) * n >= needed)
         return float(fit.scales[enough[0]]) if enough.size else start
 
@@ -284,8 +299,10 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
         check_is_fitted(self)
         p = self._params().size
         m = int(self.n_signals if self.n_signals is not None else max(round(self.n_signals_), p))
-        value = bounds.asymptotic_error(self.n_samples_, p, m) if asymptotic else bounds.recovery_error(
-            self.n_samples_, p, m, delta
+        value = (
+            bounds.asymptotic_error(self.n_samples_, p, m)
+            if asymptotic
+            else bounds.recovery_error(self.n_samples_, p, m, delta)
         )
         return self.signal_scale_ * value
 
@@ -306,4 +323,3 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
 
     def _params(self) -> np.ndarray:
         return np.append(self.coef_, self.intercept_) if self.fit_intercept else self.coef_
-

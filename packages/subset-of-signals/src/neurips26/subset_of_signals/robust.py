@@ -20,7 +20,16 @@ from neurips26.shared.arrays import check_array, check_int, check_real
 from neurips26.subset_of_signals.choices import CHOICES
 from neurips26.subset_of_signals.lad import _factor, _reduce, as_design, gram, lad
 
-__all__ = ["RobustResult", "feasible_gls", "huber", "iterative_trimming", "iterative_truncation", "oracle_wls", "tukey", "wls"]
+__all__ = [
+    "RobustResult",
+    "feasible_gls",
+    "huber",
+    "iterative_trimming",
+    "iterative_truncation",
+    "oracle_wls",
+    "tukey",
+    "wls",
+]
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,11 @@ def oracle_wls(X: Any, y: Any, sigma: Any) -> Float[np.ndarray, " d"]:
 def _prepare(X: Any, y: Any, sample_weight: Any) -> tuple[Any, np.ndarray, np.ndarray]:
     y = check_array(y, "y", shape=("n",), dtype=float)
     X = as_design(X, y.size)
-    w = np.ones(y.size) if sample_weight is None else check_array(sample_weight, "sample_weight", shape=(y.size,), dtype=float)
+    w = (
+        np.ones(y.size)
+        if sample_weight is None
+        else check_array(sample_weight, "sample_weight", shape=(y.size,), dtype=float)
+    )
     return X, y, w
 
 
@@ -91,27 +104,35 @@ def _lad_start(X: Any, y: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def huber(
-    X: Any, y: Any, signal_scale: float = 1.0, *, constant: float = CHOICES.huber_constant, sample_weight: Any = None,
-    max_iter: int = 500, tol: float = 1e-8,
+    X: Any,
+    y: Any,
+    signal_scale: float = 1.0,
+    *,
+    constant: float = CHOICES.huber_constant,
+    sample_weight: Any = None,
+    max_iter: int = 500,
+    tol: float = 1e-8,
 ) -> RobustResult:
     """Huber's estimator with its scale fixed to ``signal_scale`` (not to a spread of all residuals)."""
     X, y, w = _prepare(X, y, sample_weight)
     bend = constant * check_real(signal_scale, "signal_scale", minimum=0.0, inclusive=False)
-    return _reweighted(
-        X, y, w, _lad_start(X, y, w), lambda r: bend / np.maximum(np.abs(r), bend), max_iter, tol
-    )
+    return _reweighted(X, y, w, _lad_start(X, y, w), lambda r: bend / np.maximum(np.abs(r), bend), max_iter, tol)
 
 
 def tukey(
-    X: Any, y: Any, signal_scale: float = 1.0, *, constant: float = CHOICES.tukey_constant, sample_weight: Any = None,
-    max_iter: int = 500, tol: float = 1e-8,
+    X: Any,
+    y: Any,
+    signal_scale: float = 1.0,
+    *,
+    constant: float = CHOICES.tukey_constant,
+    sample_weight: Any = None,
+    max_iter: int = 500,
+    tol: float = 1e-8,
 ) -> RobustResult:
     """Tukey's bisquare with its scale fixed to ``signal_scale``, from the least absolute deviations fit."""
     X, y, w = _prepare(X, y, sample_weight)
     reach = constant * check_real(signal_scale, "signal_scale", minimum=0.0, inclusive=False)
-    return _reweighted(
-        X, y, w, _lad_start(X, y, w), lambda r: np.maximum(1 - (r / reach) ** 2, 0) ** 2, max_iter, tol
-    )
+    return _reweighted(X, y, w, _lad_start(X, y, w), lambda r: np.maximum(1 - (r / reach) ** 2, 0) ** 2, max_iter, tol)
 
 
 def iterative_truncation(

@@ -1,0 +1,1 @@
+"""The paper's claims and how each is tested."""

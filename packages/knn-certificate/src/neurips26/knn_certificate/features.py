@@ -1,0 +1,172 @@
+"""Reading a network: features before the last layer, predictions and labels, aligned with the data set's order."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from neurips26.shared import progress
+
+__all__ = ["Extracted", "extract_features", "find_layer", "in_order", "split_batch"]
+
+_LABELS = ("labels", "label", "y", "target", "targets")
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """What a pass over a data set yields, row by row in its order."""
+
+    features: Float[np.ndarray, "n d"]
+    predictions: Int[np.ndarray, " n"]
+    labels: np.ndarray | None
+    n_outputs: int
+
+
+def find_layer(model: nn.Module, layer: str = "auto") -> nn.Module:
+    """The module whose input is the representation: the one named, or the last ``nn.Linear``.
+
+    Raises:
+        ValueError: no such module.
+    """
+    named = dict(model.named_modules())
+    if layer != "auto":
+        if layer not in named:
+            raise ValueError(f"layer: expected the name of a module ({', '.join(list(named)[-5:])}, …), got {layer!r}")
+        return named[layer]
+    linear = [m for m in named.values() if isinstance(m, nn.Linear)]
+    if not linear:
+        raise ValueError("layer: expected a model with an nn.Linear, got none; name the layer")
+    return linear[-1]
+
+
+def split_batch(batch: Any) -> tuple[Any, Any]:
+    """Inputs and labels (or ``None``) of a batch given as a tensor, a tuple or a mapping."""
+    if hasattr(batch, "items"):
+        items = dict(batch.items())
+        key = next((k for k in _LABELS if k in items), None)
+        labels = items.pop(key) if key else None
+        return items, labels
+    if isinstance(batch, (tuple, list)):
+        if len(batch) == 1:
+            return batch[0], None
+        return batch[0], batch[1]
+    return batch, None
+
+
+def in_order(loader: DataLoader) -> DataLoader:
+    """A loader over the same data in the data set's order, every point once.
+
+    Raises:
+        TypeError: a data set without index: its rows cannot be aligned.
+    """
+    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__getitem__"):
+        raise TypeError(f"loader: expected a data set with length and index, got {type(loader.dataset).__name__}")
+    return DataLoader(loader.dataset, batch_size=loader.batch_size or 256, shuffle=False, collate_fn=loader.collate_fn)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode (BatchNorm and dropout fixed) inside the block; every module's own mode afterwards."""
+    modes = [(m, m.training) for m in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _to(inputs: Any, device: str) -> Any:
+    if isinstance(inputs, dict):
+        return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
+    return inputs.to(device)
+
+
+def _digest(inputs: Any) -> str:
+    tensors = [v for v in inputs.values() if isinstance(v, torch.Tensor)] if isinstance(inputs, dict) else [inputs]
+    state = hashlib.blake2b(digest_size=16)
+    for t in tensors:
+        state.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return state.hexdigest()
+
+
+def extract_features(
+    model: nn.Module,
+    loader: DataLoader,
+    layer: str = "auto",
+    device: str = "cpu",
+    shards: Path | None = None,
+) -> Extracted:
+    """One pass in evaluation mode, without gradients, in the data set's order.
+
+    Args:
+        model: any classifier whose output is logits, an object with ``.logits`` or a tuple that starts with them.
+        loader: read for its data set, batch size and collation; a shuffling loader is read in order all the same.
+        layer: see :func:`find_layer`.
+        device: where the model runs; it is put back where it was.
+        shards: folder to keep finished batches in: an interrupted pass continues from there.
+
+    Raises:
+        ValueError: an empty data set; inputs that change between two readings (random augmentation); NaN features.
+    """
+    target = find_layer(model, layer)
+    ordered = in_order(loader)
+    if len(ordered.dataset) == 0:  # type: ignore[arg-type]
+        raise ValueError("loader: expected at least one point, got an empty data set")
+    first, second = (split_batch(next(iter(ordered)))[0] for _ in range(2))
+    if _digest(first) != _digest(second):
+        raise ValueError(
+            "loader: expected the same inputs on a second reading, got others: switch random augmentation off, features could "
+            "not be matched with labels"
+        )
+    home = next((p.device for p in model.parameters()), torch.device("cpu"))
+    caught: list[torch.Tensor] = []
+    hook = target.register_forward_pre_hook(lambda _module, args: caught.append(args[0]))
+    features, logits, labels = [], [], []
+    try:
+        model.to(device)
+        with evaluating(model), torch.inference_mode():
+            for number, batch in enumerate(progress.track(ordered, "features", len(ordered))):
+                inputs, y = split_batch(batch)
+                stored = None if shards is None else Path(shards) / f"{number:06d}.npz"
+                if stored is not None and stored.exists():
+                    with np.load(stored) as kept:
+                        features.append(kept["features"])
+                        logits.append(kept["logits"])
+                else:
+                    caught.clear()
+                    inputs = _to(inputs, device)
+                    out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+                    out = out.logits if hasattr(out, "logits") else out[0] if isinstance(out, tuple) else out
+                    if not caught:
+                        raise ValueError(f"layer: expected {layer!r} to run in a forward pass, it did not")
+                    features.append(caught[-1].flatten(1).float().cpu().numpy())
+                    logits.append(out.float().cpu().numpy())
+                    if stored is not None:
+                        _write_shard(stored, features[-1], logits[-1])
+                if y is not None:
+                    labels.append(np.asarray(y.cpu() if isinstance(y, torch.Tensor) else y))
+    finally:
+        hook.remove()
+        model.to(home)
+    x, z = np.concatenate(features), np.concatenate(logits)
+    if not np.isfinite(x).all():
+        raise ValueError(f"features: expected finite numbers, got {int((~np.isfinite(x)).sum())} others from the model")
+    return Extracted(x, z.argmax(axis=1), np.concatenate(labels) if labels else None, z.shape[1])
+
+
+def _write_shard(path: Path, features: np.ndarray, logits: np.ndarray) -> None:
+    from neurips26.shared.runs import atomic_path
+
+    with atomic_path(path) as temporary:
+        np.savez(temporary, features=features, logits=logits)

@@ -1,0 +1,114 @@
+"""The k-NN engine: hand-made points, scikit-learn as the reference, ties, duplicates, large offsets."""
+
+import numpy as np
+import pytest
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from neurips26.knn_certificate import knn
+from neurips26.knn_certificate.knn import KNNDecoder, neighbours, prepare, vote
+
+LINE = np.array([[0.0], [1.0], [2.1], [10.0], [11.0], [12.1]])
+
+
+@pytest.fixture(params=["torch", "numpy", "faiss"])
+def backend(request):
+    if request.param == "faiss":
+        pytest.importorskip("faiss")
+    return request.param
+
+
+@pytest.fixture
+def tiny_blocks(monkeypatch):
+    monkeypatch.setattr(knn, "_BLOCK_ENTRIES", 300)
+
+
+@parametrize_with_checks([KNNDecoder(k=1, metric="euclidean")])
+def test_scikit_learn_contract(estimator, check):
+    check(estimator)
+
+
+def test_points_on_a_line(backend):
+    assert KNNDecoder(1, "euclidean", backend).fit(LINE, [0, 0, 0, 1, 1, 1]).loo_error() == 0.0
+    assert KNNDecoder(1, "euclidean", backend).fit(LINE, [0, 1, 0, 1, 0, 1]).loo_error() == 1.0
+
+
+def test_twins_find_each_other(backend):
+    x = np.array([[1.0, 1.0], [5.0, 5.0], [1.0, 1.0], [9.0, 0.0]])
+    assert neighbours(x, None, 1, backend=backend)[[0, 2], 0].tolist() == [2, 0]
+    assert KNNDecoder(1, "euclidean", backend).fit(x[[0, 2]], ["a", "a"]).loo_error() == 0.0
+    assert KNNDecoder(1, "euclidean", backend).fit(x[[0, 2]], ["a", "b"]).loo_error() == 1.0
+
+
+def test_all_equal_points_tie_by_index(backend, tiny_blocks):
+    ids = neighbours(np.ones((60, 3)), None, 4, backend=backend)
+    assert ids[0].tolist() == [1, 2, 3, 4]
+    assert ids[2].tolist() == [0, 1, 3, 4]
+    assert (ids[10:] == [0, 1, 2, 3]).all()
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+@pytest.mark.parametrize("k", [1, 3, 10])
+def test_leave_one_out_is_n_fits(metric, k, backend, tiny_blocks):
+    rng = np.random.default_rng(k)
+    X, y = rng.normal(size=(200, 6)), rng.integers(0, 3, 200)
+    decoder = KNNDecoder(k, metric, backend).fit(X, y)
+    ids, decided = neighbours(decoder.memory_, None, k, backend=backend), decoder.loo_predict()
+    for i in range(200):
+        rest = np.delete(np.arange(200), i)
+        peer = KNeighborsClassifier(k, algorithm="brute", metric=metric).fit(X[rest], y[rest])
+        near = rest[peer.kneighbors(X[i : i + 1], return_distance=False)[0]]
+        assert (ids[i] == near).all()
+        labels = y[near]
+        best = max(np.unique(labels), key=lambda c: ((labels == c).sum(), -int((labels == c).argmax())))
+        assert decided[i] == best
+
+
+def test_votes():
+    labels = np.array([[2, 1, 1, 2], [3, 1, 2, 1], [0, 5, 5, 5]])
+    decided = vote(labels, [1, 2, 3, 4])
+    assert decided[1].tolist() == [2, 3, 0]
+    assert decided[2].tolist() == [2, 3, 0]  # one vote each: the nearest
+    assert decided[3].tolist() == [1, 3, 5]
+    assert decided[4].tolist() == [2, 1, 5]  # two votes each in the first row: 2 was met first
+
+
+def test_invariances(backend):
+    rng = np.random.default_rng(0)
+    X, Q = rng.normal(size=(300, 5)), np.linalg.qr(rng.normal(size=(5, 5)))[0]
+    base = neighbours(X, None, 7, backend=backend)
+    assert (neighbours(X @ Q, None, 7, backend=backend) == base).all()
+    assert (neighbours(37.0 * X, None, 7, backend=backend) == base).all()
+    order = rng.permutation(300)
+    assert (order[neighbours(X[order], None, 7, backend=backend)] == base[order]).all()
+
+
+def test_a_common_offset_changes_nothing(backend):
+    X = np.random.default_rng(1).normal(size=(400, 8))
+    assert (neighbours(X + 1e6, None, 5, backend=backend) == neighbours(X, None, 5, backend=backend)).all()
+
+
+def test_near_ties_below_float32_are_resolved(backend, tiny_blocks):
+    """Far more candidates than the margin lie within float32 rounding of each other."""
+    rng = np.random.default_rng(2)
+    direction = rng.normal(size=(200, 20))
+    size = (1 + 1e-10 * rng.permutation(200))[:, None]
+    shell = direction / np.linalg.norm(direction, axis=1, keepdims=True) * size
+    X = np.vstack([np.zeros((1, 20)), 1000 * shell, 1e4 * rng.normal(size=(5, 20))])
+    exact = ((X[0] - X[1:]) ** 2).sum(axis=1)
+    assert (neighbours(X, None, 6, backend=backend)[0] == 1 + np.argsort(exact)[:6]).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: neighbours(LINE, None, 6), r"^k: expected at most 5 \(the points that may answer\), got 6"),
+        (lambda: neighbours(LINE, LINE, 0), "^k: expected an integer >= 1, got 0"),
+        (lambda: prepare(np.array([[0.0, np.nan]]), "cosine"), "^features: expected finite numbers, got nan"),
+        (lambda: prepare(np.zeros((2, 2)), "cosine"), "^features: expected rows of positive length"),
+        (lambda: prepare(LINE, "manhattan"), "^metric: expected one of 'cosine', 'euclidean', got 'manhattan'"),
+    ],
+)
+def test_one_clear_error(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
