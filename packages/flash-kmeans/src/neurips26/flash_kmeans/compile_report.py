@@ -36,8 +36,9 @@ class Variant:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What came out. `registers` a thread, `spills` local loads and stores in the machine code, `stack` bytes of a thread, `shared` bytes
-    of a program, `matrix` matrix-unit instructions (`warpgroup` of them HGMMA), `atomics` atomic instructions."""
+    """What came out. `registers` a thread, `spills` local loads and stores in the machine code, `stack` bytes of a
+    thread, `shared` bytes of a program, `matrix` matrix-unit instructions (`warpgroup` of them HGMMA), `atomics`
+    atomic instructions."""
 
     variant: Variant
     registers: int
@@ -104,7 +105,8 @@ def _shape_variants(b: int, n: int, k: int, d: int, dtype: str, arch: int) -> li
 
 
 def paper_variants(archs: Sequence[int] = (80, 90)) -> list[Variant]:
-    """Kernels of the paper's published shapes (arXiv 2603.09229, section on end-to-end speed, and the published benchmark grids)."""
+    """Kernels of the paper's published shapes (arXiv 2603.09229, section on end-to-end speed, and the published
+    benchmark grids)."""
     shapes = [
         (32, 65536, 1024, 128, "float16"),
         (1, 8_000_000, 1024, 128, "float16"),
@@ -148,7 +150,8 @@ def compile_variant(variant: Variant) -> Compiled:
     for i, name in enumerate(kernel.arg_names):
         kind = _argument(name, variant, constants)
         signature[name] = kind
-        # What the launcher finds on real tensors: aligned pointers, row strides that are multiples of 16, unit column stride.
+        # What the launcher finds on real tensors: aligned pointers, row strides that are multiples of 16, unit
+        # column stride.
         aligned = kind.startswith("*") or (name in ("x_batch", "x_row") and constants.get("D", 16) % 16 == 0)
         if aligned:
             attrs[(i,)] = [["tt.divisibility", 16]]

@@ -1,14 +1,16 @@
-"""FlashAssign: distances and the running argmin in one kernel; the `N x K` matrix never exists (Flash-KMeans, FlashAssign).
+"""FlashAssign: distances and the running argmin in one kernel; the `N x K` matrix never exists (Flash-KMeans,
+FlashAssign).
 
-One program keeps a tile of points on the chip and streams tiles of centroids past it. Per tile: one matrix product, then the best score
-and its index are merged into the running ones with a strict `<`, so the lowest index wins a tie. Only labels (and, where asked, the best
-and second best score) are written: `O(N D + ceil(N / BLOCK_N) K D)` bytes, the second term served by the L2 cache while `K D` fits.
+One program keeps a tile of points on the chip and streams tiles of centroids past it. Per tile: one matrix product,
+then the best score and its index are merged into the running ones with a strict `<`, so the lowest index wins a tie.
+Only labels (and, where asked, the best and second best score) are written: `O(N D + ceil(N / BLOCK_N) K D)` bytes,
+the second term served by the L2 cache while `K D` fits.
 
-The score is `||c||^2 - 2 <x, c>`: `||x||^2` is the same for all centroids of a row and stays out of the comparison, where it would only
-cost bits. Centroids beyond K carry a norm of +inf, never 0, so that no padding can win.
+The score is `||c||^2 - 2 <x, c>`: `||x||^2` is the same for all centroids of a row and stays out of the comparison,
+where it would only cost bits. Centroids beyond K carry a norm of +inf, never 0, so that no padding can win.
 
-`N`, `K`, `B` and the strides are run-time integers: other sizes never compile another kernel. Shapes are batched: `x (B, N, D)` against
-`c (B, K, D)` on a one-dimensional grid (a second grid axis would end at 65,535).
+`N`, `K`, `B` and the strides are run-time integers: other sizes never compile another kernel. Shapes are batched: `x
+(B, N, D)` against `c (B, K, D)` on a one-dimensional grid (a second grid axis would end at 65,535).
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ def _merge(s, k0, best, second, index, BLOCK_K: tl.constexpr, TOP2: tl.constexpr
 
 @triton.jit
 def _rows_of_tile(pid, tiles, n, rows_ptr, count_ptr, BLOCK_N: tl.constexpr, GATHER: tl.constexpr):
-    """Batch index, row numbers and mask of a program; with GATHER the rows come from a compacted list of flattened row numbers."""
+    """Batch index, row numbers and mask of a program; with GATHER the rows come from a compacted list of flattened
+    row numbers."""
     if GATHER:
         place = pid * BLOCK_N + tl.arange(0, BLOCK_N)
         valid = place < tl.load(count_ptr)
@@ -88,8 +91,10 @@ def assign_kernel(
 ):
     """Small-D FlashAssign: all D features of a tile of points stay on the chip.
 
-    `c_ptr` is `(B, K, D)` contiguous; `c_low_ptr` its rounding remainder (PARTS == 2); `norm_ptr` `(B, K)` float32 (zeros for cosine).
-    With GATHER a program takes rows of one list across the batch, so only B == 1 shares its centroid tile; the launcher sees to that.
+    `c_ptr` is `(B, K, D)` contiguous; `c_low_ptr` its rounding remainder (PARTS == 2); `norm_ptr` `(B, K)` float32
+    (zeros for cosine).
+    With GATHER a program takes rows of one list across the batch, so only B == 1 shares its centroid tile; the
+    launcher sees to that.
     """
     pid = tl.program_id(0)
     if GATHER:
@@ -219,7 +224,8 @@ def launch_assign(
 
     Args:
         x: points in their storage type.
-        operand: centroids in the type of the matrix product (the storage type of `x`, or float32 when `plan.widen`), contiguous.
+        operand: centroids in the type of the matrix product (the storage type of `x`, or float32 when `plan.widen`),
+        contiguous.
         norms: `(B, K)` float32 squared norms of the exact centroids, or zeros for cosine.
         plan: tiles and precision, from `gpu_plan.plan_assign`.
         low: `(B, K, D)` what rounding the centroids to `operand` lost, for the two-part product.
@@ -282,7 +288,8 @@ def _launch(plan, programs, x, operand, low, norms, labels, best, second, rows, 
     d = x.shape[2]
     widen = plan.widen
     if INTERPRETED and x.dtype == torch.bfloat16 and not widen:
-        # The interpreter multiplies the bit patterns of bfloat16. Widening is exact, and so is the product of the widened operands.
+        # The interpreter multiplies the bit patterns of bfloat16. Widening is exact, and so is the product of the
+        # widened operands.
         widen, operand, low = True, operand.float(), low.float() if low is not None else None
     # Unused pointers are never read; a real tensor keeps the launcher's specialisation key the same.
     common = (

@@ -1,5 +1,5 @@
-"""Tiles, warps and stages from the shape and the facts of the device: a pure function instead of autotuning (Flash-KMeans, section on the
-cache-aware compile heuristic; the rule itself is ours, see `plan_assign`).
+"""Tiles, warps and stages from the shape and the facts of the device: a pure function instead of autotuning
+(Flash-KMeans, section on the cache-aware compile heuristic; the rule itself is ours, see `plan_assign`).
 """
 
 from __future__ import annotations
@@ -124,13 +124,15 @@ def _candidates(
                             shared = width * dot_bytes * (block_n + stages * block_k)
                         threads = warps * 32
                         accumulator = block_n * block_k // threads
-                        # The tile of points sits in registers as well unless the matrix unit reads it from shared memory.
+                        # The tile of points sits in registers as well unless the matrix unit reads it from shared
+                        # memory.
                         fragment = (
                             width * block_n * dot_bytes // 4 // threads if device.arch < 90 or dot_bytes == 4 else 0
                         )
                         if shared > device.shared_bytes - _RESERVE or accumulator > _ACCUMULATOR_REGISTERS:
                             continue
-                        # Float32 products are multiply-adds with both operands in registers: only small tiles stay clear of spills.
+                        # Float32 products are multiply-adds with both operands in registers: only small tiles stay
+                        # clear of spills.
                         if full and split and (block_n * block_k > 64 * 64 or stages > 2 or accumulator > 32):
                             continue
                         # The second part of a split centroid is one more operand in flight.
@@ -145,19 +147,21 @@ def _candidates(
 
 
 def plan_assign(
-    b: int, n: int, k: int, d: int, itemsize: int, precision: Precision = "certified", device: Device = ARCHITECTURES[90],
-    parts: int = 1,
+    b: int, n: int, k: int, d: int, itemsize: int, precision: Precision = "certified", device: Device =
+    ARCHITECTURES[90], parts: int = 1,
 ) -> AssignPlan:  # fmt: skip
     """Choose the tiles of an assignment.
 
-    Every configuration that fits shared memory and registers gets a predicted time: the largest of matrix time, L2 time (each tile of points
-    re-reads all centroids) and memory time, times the loss of the last wave. When the centroids exceed half of L2 their re-reads are
-    charged to memory, which favours many points a tile (fewer passes over the centroids).
+    Every configuration that fits shared memory and registers gets a predicted time: the largest of matrix time, L2
+    time (each tile of points re-reads all centroids) and memory time, times the loss of the last wave. When the
+    centroids exceed half of L2 their re-reads are charged to memory, which favours many points a tile (fewer passes
+    over the centroids).
 
     Args:
         b, n, k, d: problems, points, centroids, features.
         itemsize: bytes of a stored number.
-        precision: `ieee` computes in full float32, `tf32x3` in three passes, `fast` and `certified` in one pass of the storage type.
+        precision: `ieee` computes in full float32, `tf32x3` in three passes, `fast` and `certified` in one pass of
+        the storage type.
         device: facts of the GPU.
         parts: 2 when the centroids come in two parts (bfloat16 under `certified`).
 
@@ -202,7 +206,8 @@ def _seconds(p: AssignPlan, b, n, k, d, itemsize, dot_bytes, rate, device) -> fl
 
 
 def plan_update(n: int, k: int, d: int, itemsize: int, device: Device = ARCHITECTURES[90]) -> UpdatePlan:
-    """Pieces of the segmented update: long ones where clusters are large, never so long that few programs share the work.
+    """Pieces of the segmented update: long ones where clusters are large, never so long that few programs share the
+    work.
 
     The number of work items is at most `N / piece + K`.
     """

@@ -1,14 +1,17 @@
 """What "exact" means on matrix units, and how it is proven (the precision contract).
 
-- `ieee`: float32 products and sums. - `tf32x3`: three passes, the same in practice.
+- `ieee`: float32 products and sums.
+- `tf32x3`: three passes, the same in practice.
 - `fast`: one pass in the storage type; labels may differ at near-ties.
-- `certified`: one fast pass that keeps the best and the second best score. Where their gap exceeds the rounding bound, the winner is proven;
-  the other rows are listed on the device and assigned again in float32. Labels equal those of `ieee`.
+- `certified`: one fast pass that keeps the best and the second best score. Where their gap exceeds the rounding
+  bound, the winner is proven; the other rows are listed on the device and assigned again in float32. Labels equal
+  those of `ieee`.
 
-The bound. With `x^ = fl(x)` and `c^ = fl(c)` the operands of the fast pass, `e_x = ||x - x^||`, `e_c = max_k ||c_k - c^_k||`, and
-`m = max_k ||c_k||`, a score is off by at most `2 (e_x m + e_c ||x||) + a`, where `a` bounds the accumulation of D products in float32
-and the rounding of the norms. A gap between two scores is off by at most twice that. bfloat16 centroids lose too much for the bound to be
-useful (half of all rows were flagged on real token embeddings), so they are split into two bfloat16 parts, which costs a second product.
+The bound. With `x^ = fl(x)` and `c^ = fl(c)` the operands of the fast pass, `e_x = ||x - x^||`, `e_c = max_k ||c_k -
+c^_k||`, and `m = max_k ||c_k||`, a score is off by at most `2 (e_x m + e_c ||x||) + a`, where `a` bounds the
+accumulation of D products in float32 and the rounding of the norms. A gap between two scores is off by at most twice
+that. bfloat16 centroids lose too much for the bound to be useful (half of all rows were flagged on real token
+embeddings), so they are split into two bfloat16 parts, which costs a second product.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ _ACCUMULATE = 2.0**-23
 
 @dataclass(frozen=True)
 class Assigned:
-    """Labels `(B, N)` int32, squared distances (cosine: `1 - cos`) `(B, N)` float32 if asked for, rows re-evaluated `(B,)` on the device."""
+    """Labels `(B, N)` int32, squared distances (cosine: `1 - cos`) `(B, N)` float32 if asked for, rows re-evaluated
+    `(B,)` on the device."""
 
     labels: torch.Tensor
     distances: torch.Tensor | None
@@ -114,8 +118,8 @@ def assign_points(
 def direct_distances(x: torch.Tensor, centroids: torch.Tensor, labels: torch.Tensor, cosine: bool) -> torch.Tensor:
     """Distances `(B, N)` float32 of the points to their centroids, from the differences themselves.
 
-    A best score carries the rounding of the fast pass and, for points far from the origin, cancellation; the difference carries neither
-    and costs one pass over the points.
+    A best score carries the rounding of the fast pass and, for points far from the origin, cancellation; the
+    difference carries neither and costs one pass over the points.
     """
     b, n, d = x.shape
     out = torch.empty((b, n), dtype=torch.float32, device=x.device)
