@@ -96,7 +96,7 @@ def closed_form_table(
         table[row] = {
             "mse": score.mse if score else forecaster.mse(test),
             "mae": score.mae if score else None,
-            "windows": int(round(test.count / data.values.shape[1])),
+            "windows": round(test.count / data.values.shape[1]),
             "macs": forecaster.weight.size if forecaster.macs is None else forecaster.macs,
             "setting": setting,
         }
