@@ -84,6 +84,7 @@ class Kernels:
             "assign": (p, i, i, i, p, p, p, i, p, p, p, p),
             "accumulate": (p, i, i, i, p, p, p, p, p, p, p),
             "distance": (p, i, i, i, p, p, p),
+            "moments": (p, i, i, i, p, p, p),
             "lloyd_tiny": (p, i, i, i, p, p, p, i, p, p, p, p, p, p, p, p),
             "lloyd": (p, i, i, i, p, p, p, i, p, p, p, p, p, p, p, p),
             "closest": (p, i, i, i, p, p, p, p, p, p, i, p),
@@ -195,6 +196,13 @@ class Kernels:
             out.ctypes.data,
         )
 
+    def moments(self, x: np.ndarray, shift: np.ndarray, first: np.ndarray, second: np.ndarray) -> None:
+        """Add the sums and the sums of squares of `x - shift` of each feature to `first` and `second` `(D,)`, float64."""
+        self._moments(
+            x.ctypes.data, x.shape[0], x.shape[1], x.strides[0] // x.itemsize, shift.ctypes.data, first.ctypes.data,
+            second.ctypes.data,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class PackedCentroids:
@@ -256,6 +264,7 @@ class _Writer:
         tiny, large = self._assign("assign_tiny", tiny=True), self._assign("assign", tiny=False)
         accumulate = self._accumulate()
         self._distance()
+        self._moments()
         self._closest()
         self._batch(pack, self._lloyd("lloyd_tiny", tiny, accumulate), self._lloyd("lloyd", large, accumulate))
 
@@ -546,6 +555,19 @@ class _Writer:
                 square = b.fmul(difference, difference)
                 b.store(b.fadd(b.load(total), square, flags=["reassoc"]), total)
             b.store(b.load(total), self._at(out, r))
+        b.ret_void()
+
+    def _moments(self) -> None:
+        """`first[j] += x[r][j] - shift[j]`, `second[j] += (x[r][j] - shift[j])^2`, in float64."""
+        function = self._function("moments", "x:p n:i d:i stride:i shift:p first:f second:f")
+        x, n, d, stride, shift, first, second = function.args
+        b = self.b
+        with self._loop(n, name="row") as r:
+            row = b.gep(x, [b.mul(r, stride)])
+            with self._loop(d, name="feature") as j:
+                value = b.fsub(self._wide(b.load(self._at(row, j))), self._wide(b.load(self._at(shift, j))))
+                b.store(b.fadd(b.load(self._at(first, j)), value), self._at(first, j))
+                b.store(b.fadd(b.load(self._at(second, j)), b.fmul(value, value)), self._at(second, j))
         b.ret_void()
 
     def _lloyd(self, name: str, assign, accumulate):

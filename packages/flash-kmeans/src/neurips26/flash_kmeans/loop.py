@@ -84,7 +84,8 @@ def lloyd(
         if verbose:
             print(f"iteration {state.n_iter + 1}: inertia {state.history[-1]:.6g}")
         fresh, moved = _means(engine, state.centroids, step, empty)
-        shift = np.square(fresh - state.centroids).sum(axis=1)
+        moved_by = fresh - state.centroids
+        shift = np.einsum("kd,kd->k", moved_by, moved_by)
         state.centroids = fresh
         state.n_iter += 1
         if tol >= 0 and not moved:
@@ -110,6 +111,8 @@ def _means(engine: Engine, old: np.ndarray, step: Step, empty: str) -> tuple[np.
         sums, mass, moved = _relocate(engine, old, sums, mass, lost)
     if engine.unit:
         return np.where((mass > 0)[:, None], _unit(sums, old), old), moved
+    if not len(lost):
+        return np.divide(sums, mass[:, None], out=sums), moved
     return np.where((mass > 0)[:, None], sums / np.where(mass > 0, mass, 1)[:, None], old), moved
 
 

@@ -43,7 +43,7 @@ def cpu_plan(
     Raises:
         ValueError: `memory_limit` is below what the sums and one row of each buffer take.
     """
-    least = max(1024, 4 * k)
+    least = max(2048, 4 * k)
     slab = max(min(-(-n // 8), choices.slab_rows), least)
     slab = min(-(-slab // 64) * 64, max(n, 1))
     piece = slab if chunk_rows is None else max(1, min(chunk_rows, slab))

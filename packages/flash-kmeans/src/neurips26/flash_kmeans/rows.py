@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from neurips26.flash_kmeans.cpu_kernels import kernels
+
 __all__ = ["ArrayRows", "FileRows", "ListRows", "Rows", "Summary", "TensorRows", "UnitRows", "rows_of", "summarise"]
 
 #: Rows looked at together by passes that are not tied to a slab.
@@ -280,54 +282,47 @@ class Summary:
 
 
 def summarise(rows: Rows, weights: np.ndarray | None = None, *, check_finite: bool = True, name: str = "x") -> Summary:
-    """Mean, variance and finiteness in one pass, in float64 around the first block's mean.
+    """Mean, variance and finiteness in one pass, in float64 around the mean of the first rows.
 
     Raises:
         ValueError: NaN or infinity; the message names the first bad row.
     """
-    shift: np.ndarray | None = None
-    total, square, zero = np.zeros(rows.d), 0.0, 0.0
-    weighted, weighted_square, mass = np.zeros(rows.d), 0.0, 0.0
-    ones = np.ones(BLOCK, rows.dtype)
+    engine = kernels(rows.dtype)
+    first, second = np.zeros(rows.d), np.zeros(rows.d)
+    shift, zero, mass = np.zeros(rows.d, rows.dtype), 0.0, 0.0
+    weighted, weighted_square = np.zeros(rows.d), 0.0
     for start, block in rows.blocks(BLOCK):
-        with np.errstate(invalid="ignore", over="ignore"):
-            if shift is None:
-                shift = block.mean(axis=0, dtype=np.float64).astype(rows.dtype)
-                shift = np.where(np.isfinite(shift), shift, 0).astype(rows.dtype)
-            y = block - shift
-            sums = y.T @ ones[: len(y)]
-            flat = y.ravel()
-            squares = float(flat @ flat)
-        if not (np.isfinite(squares) and np.isfinite(sums).all()):
-            squares, sums = _careful(block, shift, start, name, check_finite)
-        total += sums
-        square += squares
+        if start == 0:
+            guess = block[:64].mean(axis=0, dtype=np.float64).astype(rows.dtype)
+            shift = np.where(np.isfinite(guess), guess, 0).astype(rows.dtype)
+        engine.moments(block, shift, first, second)
+        if check_finite and not np.isfinite(second.sum()):
+            _name_bad_row(block, start, name)
         if weights is not None:
-            w = weights[start : start + len(y)]
+            w = weights[start : start + len(block)].astype(np.float64)
+            y = block.astype(np.float64) - shift
             weighted += w @ y
             weighted_square += float(w @ np.einsum("ij,ij->i", y, y))
-            mass += float(w.sum(dtype=np.float64))
+            mass += float(w.sum())
         if isinstance(rows, UnitRows):
             empty = ~block.any(axis=1)
-            zero += float(weights[start : start + len(y)][empty].sum()) if weights is not None else int(empty.sum())
-    assert shift is not None
-    offset = total / rows.n
-    variance = max(square - rows.n * float(offset @ offset), 0.0) / (rows.n * rows.d)
+            zero += float(weights[start : start + len(block)][empty].sum()) if weights is not None else int(empty.sum())
+    offset = first / rows.n
+    squares = max(float((second - rows.n * offset * offset).sum()), 0.0)
     centre = shift.astype(np.float64) + offset
+    variance = squares / (rows.n * rows.d)
     if weights is None:
-        return Summary(centre, variance, variance * rows.n * rows.d, float(rows.n), zero)
+        return Summary(centre, variance, squares, float(rows.n), zero)
     about = weighted_square - 2 * float(offset @ weighted) + mass * float(offset @ offset)
     return Summary(centre, variance, max(about, 0.0), mass, zero)
 
 
-def _careful(block: np.ndarray, shift: np.ndarray, start: int, name: str, check: bool) -> tuple[float, np.ndarray]:
-    """A block whose sums overflowed: name the first bad row, or sum in float64."""
+def _name_bad_row(block: np.ndarray, start: int, name: str) -> None:
+    """Say which row made the sums overflow."""
     bad = ~np.isfinite(block).all(axis=1)
-    if bad.any() and check:
+    if bad.any():
         row = int(np.argmax(bad))
+        value = block[row][~np.isfinite(block[row])][0]
         raise ValueError(
-            f"{name}: expected finite numbers, got {block[row][~np.isfinite(block[row])][0]} in row {start + row} "
-            "(Input contains NaN or infinity)"
+            f"{name}: expected finite numbers, got {value} in row {start + row} (Input contains NaN or infinity)"
         )
-    y = block.astype(np.float64) - shift
-    return float(np.square(y).sum()), y.sum(axis=0)

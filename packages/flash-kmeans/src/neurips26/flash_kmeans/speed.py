@@ -20,7 +20,7 @@ from neurips26.flash_kmeans import datasets
 from neurips26.flash_kmeans.loop import kmeans
 from neurips26.shared.threads import limit
 
-__all__ = ["GRID", "Cell", "bare_product", "methods", "time_cell"]
+__all__ = ["GRID", "Cell", "bare_product", "methods", "seconds", "time_cell"]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def time_cell(cell: Cell, method: str, seed: int, repeats: int = 2) -> float:
     with limit(1), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         call(x[:warm], x[: cell.k].copy(), 1)  # compilation and thread pools are not part of the work
-        return min(_seconds(lambda: call(x, init, cell.iterations)) for _ in range(repeats))
+        return min(seconds(lambda: call(x, init, cell.iterations)) for _ in range(repeats))
 
 
 def bare_product(cell: Cell, repeats: int = 3) -> float:
@@ -109,11 +109,12 @@ def bare_product(cell: Cell, repeats: int = 3) -> float:
                     torch.amin(scores, dim=1, out=lowest[: len(rows)])
 
             product()
-            best = min(best, *(_seconds(product) for _ in range(repeats)))
+            best = min(best, *(seconds(product) for _ in range(repeats)))
     return best * (cell.iterations + 1)
 
 
-def _seconds(call: Callable[[], Any]) -> float:
+def seconds(call: Callable[[], Any]) -> float:
+    """CPU seconds of one call."""
     start = time.process_time()
     call()
     return time.process_time() - start

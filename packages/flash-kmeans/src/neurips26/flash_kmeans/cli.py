@@ -1,0 +1,138 @@
+"""`neurips26 flash-kmeans <verb>`: thin wrappers of the public API."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+__all__ = ["main"]
+
+
+@dataclass
+class Fit:
+    """Cluster the rows of a .npy file and write the centroids."""
+
+    x: tyro.conf.Positional[Path]
+    """File with an array (N, D)."""
+    k: Annotated[int, tyro.conf.arg(aliases=["-k"])]
+    """Number of clusters."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+    """Centroids, a .npy file (K, D)."""
+    labels: Path | None = None
+    """Where to write the labels as well."""
+    init: Literal["k-means++", "k-means||", "random"] = "k-means++"
+    max_iter: int = 100
+    tol: float = 1e-4
+    metric: Literal["euclidean", "cosine"] = "euclidean"
+    memory_limit: int | None = None
+    """Bytes that may be held beyond the labels."""
+    checkpoint: Path | None = None
+    """File to write the state to after each iteration."""
+    resume: bool = False
+    """Continue from the checkpoint."""
+    seed: int = 0
+    device: str | None = None
+
+    def run(self) -> None:
+        """Fit, write, say what was done."""
+        import numpy as np
+
+        from neurips26.flash_kmeans import kmeans
+        from neurips26.shared.runs import atomic_path
+
+        result = kmeans(
+            self.x, self.k, init=self.init, max_iter=self.max_iter, tol=self.tol, metric=self.metric,
+            memory_limit=self.memory_limit, checkpoint=self.checkpoint, resume=self.resume, seed=self.seed, device=self.device,
+        )  # fmt: skip
+        for path, array in ((self.out, result.centroids), (self.labels, result.labels)):
+            if path is not None:
+                with atomic_path(path) as temporary, open(temporary, "wb") as file:
+                    np.save(file, array)
+        state = "converged" if result.converged else "not converged"
+        print(f"inertia {result.inertia:.6g} after {result.n_iter} iterations ({state}), path {result.path}")
+
+
+@dataclass
+class Predict:
+    """Write the nearest centroid of each row of a .npy file."""
+
+    x: tyro.conf.Positional[Path]
+    """File with an array (N, D)."""
+    centroids: tyro.conf.Positional[Path]
+    """File with an array (K, D), as `fit` writes it."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+    """Labels, a .npy file (N,) of int32."""
+    metric: Literal["euclidean", "cosine"] = "euclidean"
+
+    def run(self) -> None:
+        """Assign and write."""
+        import numpy as np
+
+        from neurips26.flash_kmeans import assign
+        from neurips26.shared.runs import atomic_path
+
+        labels = assign(self.x, np.load(self.centroids), metric=self.metric)
+        with atomic_path(self.out) as temporary, open(temporary, "wb") as file:
+            np.save(file, labels)
+        print(f"{len(labels)} labels")
+
+
+@dataclass
+class Plan:
+    """Print how a problem of a given shape would be cut up here."""
+
+    n: int
+    k: int
+    d: int
+    memory_limit: int | None = None
+
+    def run(self) -> None:
+        """Print the plan."""
+        import torch
+
+        from neurips26.flash_kmeans.plan import cpu_plan
+
+        threads = torch.get_num_threads()
+        plan = cpu_plan(
+            self.n, self.k, self.d, threads=threads, memory_limit=self.memory_limit, view=self.memory_limit is None
+        )
+        print(
+            f"cpu: {plan.threads} threads, slabs of {plan.slab_rows} rows, pieces of {plan.piece_rows}, {plan.bytes / 1e6:.1f} MB"
+        )
+
+
+@dataclass
+class Doctor:
+    """Say which kernels run on this machine and why."""
+
+    def run(self) -> None:
+        """Compile the CPU kernels and look for a GPU."""
+        import numpy as np
+        import torch
+
+        from neurips26.flash_kmeans.cpu_kernels import kernels
+
+        k = kernels(np.float32)
+        print(f"cpu: {k.lanes} float32 lanes, register tile of {k.points} points x {k.centroids} centroids")
+        if torch.cuda.is_available():
+            print(f"gpu: {torch.cuda.get_device_name()} (compute capability {torch.cuda.get_device_capability()})")
+        else:
+            print("gpu: none (device='cuda' is an error here)")
+
+
+VERBS = {"fit": Fit, "predict": Predict, "plan": Plan, "doctor": Doctor}
+
+
+def main(argv: list[str]) -> int:
+    """Run one verb; a bad argument is one line on stderr and status 2."""
+    verb = tyro.extras.subcommand_cli_from_dict(VERBS, args=argv, prog="neurips26 flash-kmeans")
+    try:
+        verb.run()
+    except (ValueError, TypeError, OSError) as error:
+        print(f"neurips26 flash-kmeans: {error}", file=sys.stderr)
+        return 2
+    return 0
