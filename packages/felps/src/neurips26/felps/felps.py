@@ -170,11 +170,8 @@ class FELPSPolicy(Policy):
     def progressed(self, request: Request, prefill: int, decode: int, recomputed: int) -> None:
         self.ledger.progress(request.id, prefill, decode, recomputed if self.charge_recompute else 0)
 
-    def on_cached(self, request: Request, tokens: int, now: float) -> None:
-        """Prompt tokens of ``request`` were found in a prefix cache and need no prefill."""
-        self._advance(now)
+    def cached(self, request: Request, tokens: int) -> None:
         self.ledger.skip_prompt(request.id, tokens, self.charge_cached)
-        self.touch(request.adapter)
 
     def ended(self, request: Request, reason: str, emitted: int | None, prompt_left: int | None) -> None:
         self.ledger.close(request.id, reason != "abort", emitted, prompt_left)

@@ -287,10 +287,21 @@ class Policy(ABC):
     ) -> None:
         """A request ended: ``stop`` or ``length``, or ``abort`` at any time, also while it waits."""
         self._advance(now)
+        self.withdraw(request)
+        self.ended(request, reason, emitted, prompt_left)
+        self.touch(request.adapter)
+
+    def withdraw(self, request: Request) -> None:
+        """Take a waiting request out of its queue; its books stay open until ``on_finished``."""
         queue = self.queues.get(request.adapter)
         if queue is not None and queue.remove(request.id):
             self.waiting -= 1
-        self.ended(request, reason, emitted, prompt_left)
+            self.touch(request.adapter)
+
+    def on_cached(self, request: Request, tokens: int, now: float) -> None:
+        """Prompt tokens of ``request`` were found in a prefix cache and need no prefill."""
+        self._advance(now)
+        self.cached(request, tokens)
         self.touch(request.adapter)
 
     def on_adapter_loaded(self, adapter: int) -> None:
@@ -358,6 +369,9 @@ class Policy(ABC):
 
     def admitted(self, request: Request) -> None:
         """Hook: a request has left the queue and will run."""
+
+    def cached(self, request: Request, tokens: int) -> None:
+        """Hook: prompt tokens came out of a cache."""
 
     def preempted(self, request: Request, emitted: int | None, prompt_left: int | None) -> None:
         """Hook: a running request waits again."""

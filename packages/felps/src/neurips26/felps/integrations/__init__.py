@@ -1,0 +1,1 @@
+"""Adapters that put a policy into other engines."""
