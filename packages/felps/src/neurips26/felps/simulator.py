@@ -170,7 +170,8 @@ class _Loop:
     def admit(self, request: Request) -> tuple[bool, int | None]:
         loaded, evicted = self.slots.acquire(request.adapter)
         if loaded:
-            self.stall += self.load_seconds[request.adapter]
+            if not self._load(request):
+                return False, evicted
             if self.sim.record_slots:
                 self.events.append((self.now, self.slots.slot_of(request.adapter), request.adapter, evicted))
         emitted = self.recompute.pop(request.id, 0)
@@ -183,6 +184,19 @@ class _Loop:
         self.kv += context
         self._prefill(run)
         return loaded, evicted
+
+    # What a real engine does differently ------------------------------------------------------------------------------
+    def _load(self, request: Request) -> bool:
+        """Bring the adapter of ``request`` into its slot; False when that failed and the request has been ended."""
+        self.stall += self.load_seconds[request.adapter]
+        return True
+
+    def _execute(self, decode_seqs: int, kv_read: int) -> float:
+        """Do the step (decode ``self.decoding``, process the prompts of ``self.started``); returns its seconds."""
+        return self.sim.engine.step(self.step_prefill, self.step_prompts, decode_seqs, kv_read) + self.stall
+
+    may_jump = True
+    """Equal decode steps may be played at once."""
 
     def _expected(self, request: Request) -> float:
         return self.policy.ledger.expected(request.id) if self.policy.uses_expected else 0.0
@@ -251,10 +265,10 @@ class _Loop:
                 self._admit()
 
             # Nothing but decoding, and nobody who could be admitted: play equal steps up to the next event at once.
-            seconds = engine.step(self.step_prefill, self.step_prompts, decode_seqs, kv_read) + self.stall
+            seconds = self._execute(decode_seqs, kv_read)
             repeat = 1
             end = self.now + seconds
-            if not self.step_prompts and (not policy.waiting or decode_seqs >= sim.max_num_seqs):
+            if self.may_jump and not self.step_prompts and (not policy.waiting or decode_seqs >= sim.max_num_seqs):
                 until = min(arrivals[arrived], self.next_sample, self.horizon)
                 if gone < len(deadlines):
                     until = min(until, deadlines[gone][0])
