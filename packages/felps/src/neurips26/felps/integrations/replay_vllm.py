@@ -49,7 +49,9 @@ def make_adapters(model: Path, folder: Path, count: int, rank: int = 16, scale: 
     for adapter in range(1, count + 1):
         torch.manual_seed(1000 + adapter)
         base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        wrapped = get_peft_model(base, LoraConfig(r=rank, lora_alpha=rank, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]))
+        wrapped = get_peft_model(
+            base, LoraConfig(r=rank, lora_alpha=rank, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
+        )
         for name, weight in wrapped.named_parameters():
             if "lora_" in name:
                 torch.nn.init.normal_(weight, std=scale)
@@ -85,7 +87,9 @@ def prompt_tokens(index: int, length: int) -> list[int]:
     return [3 + (7919 * (index + 1) + 104729 * i) % (VOCABULARY - 3) for i in range(length)]
 
 
-def replay(engine: Any, rows: list[list[float]], paths: dict[int, str], aborts: dict[int, float] | None = None) -> dict[str, Any]:
+def replay(
+    engine: Any, rows: list[list[float]], paths: dict[int, str], aborts: dict[int, float] | None = None
+) -> dict[str, Any]:
     """Serve ``rows`` of (arrival, adapter, prompt, output) and return times, texts, service curves and loads."""
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
