@@ -1,0 +1,38 @@
+"""TEMPO: test-time adaptation of legged-robot policies with a frozen distributional critic."""
+
+from .adaptation import METHODS, TTAConfig, TTAState, make_tta, method_config
+from .adapter import NonFiniteObservationError, ShapeError, TestTimeAdapter
+from .checkpoint import Checkpoint, CheckpointError, Meta, available, load
+from .choices import Choices
+from .distributions import Categorical, Gaussian, ValueDistribution
+from .evaluate import Rollout, Table, evaluate, rollout
+from .memory import ScoreMemory
+from .runtime import JoystickEnv, Runtime, make
+
+__all__ = [
+    "METHODS",
+    "Categorical",
+    "Checkpoint",
+    "CheckpointError",
+    "Choices",
+    "Gaussian",
+    "JoystickEnv",
+    "Meta",
+    "NonFiniteObservationError",
+    "Rollout",
+    "Runtime",
+    "ScoreMemory",
+    "ShapeError",
+    "TTAConfig",
+    "TTAState",
+    "Table",
+    "TestTimeAdapter",
+    "ValueDistribution",
+    "available",
+    "evaluate",
+    "load",
+    "make",
+    "make_tta",
+    "method_config",
+    "rollout",
+]

@@ -1,0 +1,370 @@
+"""Test-time adaptation as pure functions: the naive critic-driven update and TEMPO.
+
+One control tick is `act` (forward pass, action, insertion into the memory) and, every `update_every` ticks, `learn`:
+
+    L(theta) = - mean_i w_i [ Qbar(o_i, pi(o_i)) / s_Q + lambda_H H(o_i, pi(o_i)) / log N ]  +  lambda_A |theta - theta_0|^2 / P
+
+with the critic and the normaliser frozen: gradients pass through the critic into the action and never reach its parameters. The entropy
+is that of the critic's predicted return distribution, and it is *promoted*: the actor is drawn away from actions for which the critic
+claims a sharply peaked return. Everything jits and vmaps over robots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neurips26.shared.arrays import check_choice, check_int, check_real
+
+from . import memory as memories
+from .distributions import ValueDistribution
+from .memory import Memory, ScoreMemory
+
+__all__ = ["METHODS", "TTAConfig", "TTAState", "make_tta", "method_config"]
+
+METHODS = ("none", "naive", "naive-fifo", "entropy", "uniform", "memory", "tempo", "easy-first", "q_greedy")
+ADAM = (0.9, 0.999, 1e-8)
+
+
+@dataclass(frozen=True)
+class TTAConfig:
+    """Settings of the adaptation. Values without a source are ours (see `choices.Choices`).
+
+    Attributes:
+        lr: Adam's step size; 0 leaves the policy untouched, bit for bit.
+        batch_size: B observations an update.
+        update_every: control ticks between updates.
+        updates_per_tick: gradient steps when an update is due.
+        entropy_coef: lambda_H.
+        anchor_coef: lambda_A, pull towards theta_0.
+        source: where an update's observations come from: "latest" (B = 1), "recent" (the last B), "memory" (sampled).
+        memory: settings of the memory.
+        warmup: observations in the memory before the first update.
+        scope: parameters that move: "all", "last" (output layer) or "norm" (scales and shifts of normalisation layers).
+        reduce: twin critics by "min" or "mean".
+        stochastic: differentiate a reparameterised sample instead of the mean action (needs an actor with `log_std`).
+        max_grad_norm: clip of the global gradient norm.
+        max_drift: largest |theta - theta_0| / sqrt(P), by projection; None for no bound.
+        restore_on_fall: go back to the last snapshot taken while upright when the robot falls.
+        snapshot_every: updates between snapshots.
+        protocol: "continual" (never reset) or "episodic" (theta_0 and an empty memory at every reset).
+        greedy_steps, greedy_size: ascent steps on the action and their size, for `q_greedy`.
+        refresh_all_every: updates between a rescoring of the whole memory; 0 = never.
+    """
+
+    lr: float = 1e-4
+    batch_size: int = 32
+    update_every: int = 4
+    updates_per_tick: int = 1
+    entropy_coef: float = 0.1
+    anchor_coef: float = 0.0
+    source: str = "memory"
+    memory: ScoreMemory = field(default_factory=ScoreMemory)
+    warmup: int = 32
+    scope: str = "all"
+    reduce: str = "min"
+    stochastic: bool = False
+    max_grad_norm: float = 1.0
+    max_drift: float | None = None
+    restore_on_fall: bool = False
+    snapshot_every: int = 25
+    protocol: str = "continual"
+    greedy_steps: int = 0
+    greedy_size: float = 0.05
+    refresh_all_every: int = 0
+
+    def __post_init__(self) -> None:
+        check_real(self.lr, "lr", minimum=0.0)
+        check_int(self.batch_size, "batch_size", minimum=1)
+        check_int(self.update_every, "update_every", minimum=1)
+        check_int(self.updates_per_tick, "updates_per_tick", minimum=1)
+        check_real(self.entropy_coef, "entropy_coef", minimum=0.0)
+        check_real(self.anchor_coef, "anchor_coef", minimum=0.0)
+        check_choice(self.source, "source", ("latest", "recent", "memory"))
+        check_choice(self.scope, "scope", ("all", "last", "norm"))
+        check_choice(self.reduce, "reduce", ("min", "mean"))
+        check_choice(self.protocol, "protocol", ("continual", "episodic"))
+        check_int(self.warmup, "warmup", minimum=1)
+        check_real(self.max_grad_norm, "max_grad_norm", minimum=0.0, inclusive=False)
+        if self.max_drift is not None:
+            check_real(self.max_drift, "max_drift", minimum=0.0, inclusive=False)
+        check_int(self.greedy_steps, "greedy_steps", minimum=0)
+        check_int(self.snapshot_every, "snapshot_every", minimum=1)
+        check_int(self.refresh_all_every, "refresh_all_every", minimum=0)
+
+
+def method_config(method: str, **settings: Any) -> TTAConfig:
+    """The configuration of a named method; `settings` override shared ones (lr, entropy_coef, memory, ...).
+
+    none: frozen. naive: latest observation. naive-fifo: last B observations. entropy: naive-fifo with the entropy term. uniform: memory
+    sampled uniformly. memory: prioritised memory without entropy. tempo: both. easy-first: TEMPO with reversed priorities. q_greedy: no
+    learning, the action climbs the critic at every tick.
+    """
+    check_choice(method, "method", METHODS)
+    memory = settings.pop("memory", ScoreMemory())
+    alpha = memory.alpha
+    easy = method == "easy-first"
+    if method == "uniform":
+        alpha = 0.0
+    elif easy:
+        alpha = -abs(alpha)
+    ring = {k: getattr(memory, k) for k in memory.__dataclass_fields__} | {"alpha": alpha, "allow_easy_first": easy}
+    fixed: dict[str, Any] = {"memory": ScoreMemory(**ring)}
+    fixed["source"] = {"naive": "latest", "naive-fifo": "recent", "entropy": "recent"}.get(method, "memory")
+    if method in ("none", "q_greedy", "naive", "naive-fifo", "uniform", "memory"):
+        fixed["entropy_coef"] = 0.0
+    if method in ("none", "q_greedy"):
+        fixed["lr"] = 0.0
+    if method == "naive":
+        fixed["warmup"] = 1
+    if method == "q_greedy":
+        fixed["greedy_steps"] = settings.pop("greedy_steps", 0) or 3
+    return TTAConfig(**(settings | fixed))
+
+
+class TTAState(NamedTuple):
+    """All that changes while a robot runs; a pytree of arrays."""
+
+    theta: Any
+    theta0: Any
+    m: Any
+    v: Any
+    snapshot: Any
+    memory: Memory
+    key: jax.Array
+    step: jax.Array  # control ticks
+    updates: jax.Array
+    rollbacks: jax.Array
+    was_fallen: jax.Array
+
+
+PolicyApply = Callable[[Any, jax.Array], jax.Array]
+CriticApply = Callable[[jax.Array, jax.Array], list[ValueDistribution]]
+
+
+class TTA(NamedTuple):
+    """The functions of `make_tta`. `update(state, obs) -> (state, action, metrics)` is one whole tick."""
+
+    init: Callable[..., TTAState]
+    update: Callable[[TTAState, jax.Array], tuple[TTAState, jax.Array, dict[str, jax.Array]]]
+    act: Callable[..., tuple[TTAState, jax.Array, dict[str, jax.Array]]]
+    learn: Callable[[TTAState], tuple[TTAState, dict[str, jax.Array]]]
+    reset: Callable[[TTAState], TTAState]
+
+
+def _mask(params: Any, scope: str) -> Any:
+    """1 where a parameter may move."""
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+    if scope == "all":
+        chosen = [True] * len(paths)
+    elif scope == "norm":
+        chosen = [any(word in p for word in ("scale", "shift", "norm")) for p in paths]
+    elif isinstance(params, list):
+        chosen = [p.startswith(f"[{len(params) - 1}]") for p in paths]
+    else:
+        chosen = [any(word in p for word in ("'out", "'bias'")) for p in paths]
+    if not any(chosen):
+        raise ValueError(f"scope: expected parameters of kind {scope!r} in this actor, found none")
+    return jax.tree.unflatten(jax.tree.structure(params), [float(c) for c in chosen])
+
+
+def make_tta(
+    policy_apply: PolicyApply,
+    critic_apply: CriticApply,
+    cfg: TTAConfig,
+    *,
+    q_scale: float = 1.0,
+    normalizer: tuple[np.ndarray, np.ndarray] | None = None,
+    fallen_index: int | None = None,
+    project: Callable[[Any], Any] = lambda p: p,
+    log_std: np.ndarray | None = None,
+) -> TTA:
+    """The adaptation of one robot as pure functions.
+
+    Args:
+        policy_apply: (theta, normalised observation (..., d)) -> action in [-1, 1], the mean action.
+        critic_apply: (normalised observation, action) -> value distributions, one a twin; its parameters are closed over and frozen.
+        cfg: settings.
+        q_scale: s_Q, the standard deviation of Qbar on the training distribution.
+        normalizer: frozen mean and standard deviation of raw observations; observations are clipped to +-10 afterwards.
+        fallen_index: entry of the raw observation that is positive when the robot lies on its back (the body's gravity z).
+        project: re-imposes the actor's invariants after each update.
+        log_std: of the pre-tanh action, for `stochastic`.
+    """
+    if cfg.stochastic and log_std is None:
+        raise ValueError("stochastic: expected an actor with log_std, got a deterministic one")
+    ring, batch = cfg.memory, 1 if cfg.source == "latest" else cfg.batch_size
+    if cfg.source == "recent" and ring.capacity < batch:
+        raise ValueError(
+            f"memory: expected a capacity of at least batch_size = {batch} for source 'recent', got {ring.capacity}"
+        )
+    reduce = jnp.minimum if cfg.reduce == "min" else lambda a, b: 0.5 * (a + b)
+
+    def evaluate(obs: jax.Array, action: jax.Array, with_entropy: bool) -> tuple[jax.Array, jax.Array]:
+        twins = critic_apply(obs, action)
+        q = twins[0].mean()
+        for other in twins[1:]:
+            q = reduce(q, other.mean())
+        if not with_entropy:
+            return q, jnp.zeros_like(q)
+        top = getattr(twins[0], "max_entropy", 1.0)
+        return q, sum(t.entropy() for t in twins) / (len(twins) * top)
+
+    def normalise(obs: jax.Array) -> jax.Array:
+        if normalizer is None:
+            return obs
+        return jnp.clip((obs - normalizer[0]) / normalizer[1], -10.0, 10.0)
+
+    def act_of(theta: Any, obs: jax.Array, key: jax.Array) -> jax.Array:
+        action = policy_apply(theta, obs)
+        if cfg.stochastic:
+            noise = jnp.exp(log_std) * jax.random.normal(key, action.shape)
+            action = jnp.tanh(jnp.arctanh(jnp.clip(action, -1 + 1e-6, 1 - 1e-6)) + noise)
+        return action
+
+    def init(theta: Any, key: jax.Array, obs_size: int) -> TTAState:
+        """State at theta_0 = theta with an empty memory."""
+        theta = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), theta)
+        zeros, zero = jax.tree.map(jnp.zeros_like, theta), jnp.zeros((), jnp.int32)
+        if cfg.scope != "all":
+            _mask(theta, cfg.scope)
+        raw = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+        return TTAState(
+            theta, theta, zeros, zeros, theta, ring.empty(obs_size), raw, zero, zero, zero, jnp.zeros((), bool)
+        )
+
+    def reset(state: TTAState) -> TTAState:
+        """A new episode: forgets everything under the episodic protocol, nothing under the continual one."""
+        if cfg.protocol == "continual":
+            return state._replace(was_fallen=jnp.zeros((), bool))
+        fresh = init(state.theta0, state.key, state.memory.obs.shape[1])
+        return fresh._replace(rollbacks=state.rollbacks)
+
+    def act(
+        state: TTAState, obs: jax.Array, valid: jax.Array | bool = True
+    ) -> tuple[TTAState, jax.Array, dict[str, jax.Array]]:
+        """The action for a raw observation, and the observation's entry in the memory unless `valid` is False or the robot lies fallen."""
+        o = normalise(obs)
+        fallen = jnp.zeros((), bool) if fallen_index is None else obs[fallen_index] > 0
+        action = policy_apply(state.theta, o)
+        if cfg.greedy_steps:
+            start = action
+            for _ in range(cfg.greedy_steps):
+                slope = jax.grad(lambda a: evaluate(o, a, False)[0])(action)
+                action = jnp.clip(action + cfg.greedy_size * slope / (jnp.linalg.norm(slope) + 1e-8), -1, 1)
+            better = evaluate(o, action, False)[0] > evaluate(o, start, False)[0]
+            action = jnp.where(better, action, start)
+        q, h = evaluate(o, action, True) if cfg.entropy_coef > 0 else evaluate(o, action, False)
+        valid = jnp.asarray(valid)
+        keep = valid & ~fallen & jnp.isfinite(q)
+        state = state._replace(memory=memories.add(ring, state.memory, o, q, keep), step=state.step + valid)
+        if cfg.restore_on_fall:
+            restore = valid & fallen & ~state.was_fallen
+            pick = lambda a, b: jax.tree.map(lambda x, y: jnp.where(restore, x, y), a, b)  # noqa: E731
+            zeros = jax.tree.map(jnp.zeros_like, state.theta)
+            state = state._replace(
+                theta=pick(state.snapshot, state.theta),
+                m=pick(zeros, state.m),
+                v=pick(zeros, state.v),
+                rollbacks=state.rollbacks + restore,
+            )
+        state = state._replace(was_fallen=jnp.where(valid, fallen, state.was_fallen))
+        return state, jnp.clip(action, -1, 1), {"q": q, "entropy": h, "fallen": fallen}
+
+    def loss(theta: Any, theta0: Any, obs: jax.Array, w: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        q, h = evaluate(obs, act_of(theta, obs, key), cfg.entropy_coef > 0)
+        gain = q / q_scale
+        if cfg.entropy_coef > 0:
+            gain = gain + cfg.entropy_coef * h
+        value = -(w * gain).mean()
+        if cfg.anchor_coef > 0:
+            pairs = zip(jax.tree.leaves(theta), jax.tree.leaves(theta0), strict=True)
+            squares = sum(((a - b) ** 2).sum() for a, b in pairs)
+            value = value + cfg.anchor_coef * squares / sum(x.size for x in jax.tree.leaves(theta))
+        return value, q
+
+    def draw(state: TTAState, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if cfg.source == "memory":
+            share = jnp.clip(state.step / ring.beta_steps, 0.0, 1.0)
+            return memories.sample(ring, state.memory, key, batch, ring.beta + (1 - ring.beta) * share)
+        newest = state.memory.inserted - 1 - jnp.arange(batch)
+        return newest % ring.capacity, (newest >= 0).astype(jnp.float32)
+
+    def one_step(state: TTAState) -> tuple[TTAState, jax.Array]:
+        key, k1, k2 = jax.random.split(jax.random.wrap_key_data(state.key), 3)
+        index, w = draw(state, k1)
+        obs = state.memory.obs[index]
+        grads = jax.grad(loss, has_aux=True)(state.theta, state.theta0, obs, w, k2)[0]
+        if cfg.scope != "all":
+            grads = jax.tree.map(lambda g, c: g * c, grads, _mask(state.theta, cfg.scope))
+        norm = jnp.sqrt(sum((g**2).sum() for g in jax.tree.leaves(grads)))
+        grads = jax.tree.map(lambda g: g * jnp.minimum(1.0, cfg.max_grad_norm / (norm + 1e-12)), grads)
+        b1, b2, eps = ADAM
+        t = (state.updates + 1).astype(jnp.float32)
+        m = jax.tree.map(lambda a, g: b1 * a + (1 - b1) * g, state.m, grads)
+        v = jax.tree.map(lambda a, g: b2 * a + (1 - b2) * g * g, state.v, grads)
+        theta = jax.tree.map(
+            lambda p, a, c: p - cfg.lr * (a / (1 - b1**t)) / (jnp.sqrt(c / (1 - b2**t)) + eps), state.theta, m, v
+        )
+        theta = project(theta) if cfg.lr > 0 else state.theta
+        if cfg.max_drift is not None:
+            theta = _within(theta, state.theta0, cfg.max_drift)
+        # guard: nothing that is not finite may enter the state; theta stays at its last good value
+        sizes = [norm, *(jnp.abs(x).max() for tree in (theta, m, v) for x in jax.tree.leaves(tree))]
+        fine = jnp.isfinite(jnp.stack(sizes)).all()
+        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, old)  # noqa: E731
+        theta, m, v = keep(theta, state.theta), keep(m, state.m), keep(v, state.v)
+        ready = state.memory.inserted >= min(cfg.warmup, ring.capacity)
+        choose = lambda new, old: jax.tree.map(lambda a, b: jnp.where(ready, a, b), new, old)  # noqa: E731
+        updates = state.updates + ready
+        take = ready & fine & (updates % cfg.snapshot_every == 0) & ~state.was_fallen
+        new = state._replace(
+            theta=choose(theta, state.theta),
+            m=choose(m, state.m),
+            v=choose(v, state.v),
+            snapshot=jax.tree.map(lambda a, b: jnp.where(take, a, b), theta, state.snapshot)
+            if cfg.restore_on_fall
+            else state.snapshot,
+            key=jax.random.key_data(key),
+            updates=updates,
+            rollbacks=state.rollbacks + (ready & ~fine),
+        )
+        if cfg.source == "memory":
+            scores = evaluate(obs, policy_apply(new.theta, obs), False)[0]
+            kept = jnp.where(ready & jnp.isfinite(scores), scores, new.memory.score[index])
+            new = new._replace(memory=memories.set_scores(new.memory, index, kept))
+            if cfg.refresh_all_every:
+                every = evaluate(new.memory.obs, policy_apply(new.theta, new.memory.obs), False)[0]
+                due = (updates % cfg.refresh_all_every == 0) & ready
+                new = new._replace(memory=new.memory._replace(score=jnp.where(due, every, new.memory.score)))
+        return new, norm
+
+    def learn(state: TTAState) -> tuple[TTAState, dict[str, jax.Array]]:
+        """The gradient steps of one update (none before `warmup` observations, none at lr = 0)."""
+        norm = jnp.zeros(())
+        if cfg.lr > 0:
+            for _ in range(cfg.updates_per_tick):
+                state, norm = one_step(state)
+        return state, {"grad_norm": norm}
+
+    def update(state: TTAState, obs: jax.Array) -> tuple[TTAState, jax.Array, dict[str, jax.Array]]:
+        """One whole control tick: `act`, then `learn` when an update is due."""
+        due = state.step % cfg.update_every == 0
+        state, action, metrics = act(state, obs)
+        state, more = jax.lax.cond(due, learn, lambda s: (s, {"grad_norm": jnp.zeros(())}), state)
+        return state, action, metrics | more
+
+    return TTA(init, update, act, learn, reset)
+
+
+def _within(theta: Any, theta0: Any, radius: float) -> Any:
+    """theta projected onto the ball |theta - theta_0| <= radius * sqrt(P)."""
+    moved = jax.tree.map(lambda a, b: a - b, theta, theta0)
+    leaves = jax.tree.leaves(moved)
+    rms = jnp.sqrt(sum((x**2).sum() for x in leaves) / sum(x.size for x in leaves))
+    return jax.tree.map(lambda d, b: b + d * jnp.minimum(1.0, radius / (rms + 1e-12)), moved, theta0)

@@ -1,0 +1,229 @@
+"""The deployment-time object: raw observation in, action out, within the control deadline.
+
+`TestTimeAdapter` wraps the pure functions of `adaptation`. It sees observations and nothing else: no reward, no privileged state, no
+simulator.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neurips26.shared.arrays import check_int
+
+from . import storage
+from .adaptation import TTAConfig, TTAState, method_config
+from .checkpoint import Checkpoint
+
+__all__ = ["NonFiniteObservationError", "ShapeError", "TestTimeAdapter"]
+
+
+class ShapeError(ValueError):
+    """An observation that is not one robot's `state` vector."""
+
+
+class NonFiniteObservationError(ValueError):
+    """An observation with NaN or infinity, in strict mode."""
+
+
+class TestTimeAdapter:
+    """Adapts one robot's policy while it runs.
+
+    Args:
+        ckpt: the checkpoint to adapt.
+        method: one of `adaptation.METHODS`; ignored where `config` is given.
+        config: full settings instead of a named method.
+        seed: of the memory's sampling.
+        strict: raise on non-finite observations instead of acting on the last good one.
+        asynchronous: run updates in a thread; the control loop acts with the newest finished parameters and never waits.
+        deadline: seconds a step may take (20 ms at 50 Hz); slower steps are counted in `info`.
+        save_path, save_every: write the whole state atomically every so many ticks.
+        settings: overrides of the method's settings, e.g. lr=1e-4, entropy_coef=0.1, memory=ScoreMemory(256).
+    """
+
+    __test__ = False  # not a test class, whatever its name says to pytest
+
+    def __init__(
+        self,
+        ckpt: Checkpoint,
+        *,
+        method: str = "tempo",
+        config: TTAConfig | None = None,
+        seed: int = 0,
+        strict: bool = False,
+        asynchronous: bool = False,
+        deadline: float = 0.02,
+        save_path: str | Path | None = None,
+        save_every: int = 0,
+        **settings: Any,
+    ):
+        if config is not None and settings:
+            raise ValueError(f"config: expected either a config or settings, got both ({', '.join(settings)})")
+        self.ckpt, self.strict, self.asynchronous, self.deadline = ckpt, strict, asynchronous, deadline
+        self.cfg = config if config is not None else method_config(method, **settings)
+        self.save_every = check_int(save_every, "save_every", minimum=0)
+        self.save_path = None if save_path is None else Path(save_path)
+        if self.save_every and self.save_path is None:
+            raise ValueError("save_path: expected a file when save_every > 0, got None")
+        tta = ckpt.tta(self.cfg)
+        self._init, self._reset = tta.init, tta.reset
+        self._act, self._learn = jax.jit(tta.act), jax.jit(tta.learn)
+        self._seed = check_int(seed, "seed", minimum=0)
+        self.state: TTAState = tta.init(ckpt.actor, jax.random.key(self._seed), ckpt.obs_size)
+        self.counters = {"nonfinite": 0, "deadline_misses": 0, "skipped_updates": 0}
+        self._last_good = np.asarray(ckpt.mean, np.float32).copy()
+        self._tick = 0
+        self._worker: threading.Thread | None = None
+        self._result: TTAState | None = None
+
+    def warmup(self) -> float:
+        """Compiles everything outside the control loop and leaves the state alone; returns the seconds it took."""
+        start = time.perf_counter()
+        obs = jnp.asarray(self._last_good)
+        state, action, _ = self._act(self.state, obs, True)
+        jax.block_until_ready((action, self._learn(state)))
+        return time.perf_counter() - start
+
+    def step(self, obs: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        """One control tick: the action for `obs` (d,), shape (nu,) float32 in [-1, 1], and what happened.
+
+        Raises:
+            ShapeError: not a vector of d numbers (or a dictionary with one under "state").
+            NonFiniteObservationError: NaN or infinity, in strict mode only.
+        """
+        start = time.perf_counter()
+        obs = self._vector(obs)
+        valid = bool(np.isfinite(obs).all())
+        if not valid:
+            self.counters["nonfinite"] += 1
+            if self.strict:
+                raise NonFiniteObservationError(
+                    f"obs: {int((~np.isfinite(obs)).sum())} of {obs.size} entries are not finite"
+                )
+            obs = self._last_good
+        else:
+            self._last_good = obs
+        self._collect()
+        state, action, metrics = self._act(self.state, jnp.asarray(obs), valid)
+        self.state = state
+        if valid and self._tick % self.cfg.update_every == 0 and self.cfg.lr > 0:
+            self._update()
+        out = np.array(action)
+        self._tick += valid
+        if self.save_every and valid and self._tick % self.save_every == 0:
+            assert self.save_path is not None
+            self.save(self.save_path)
+        seconds = time.perf_counter() - start
+        self.counters["deadline_misses"] += seconds > self.deadline
+        info = {
+            "q": float(metrics["q"]),
+            "entropy": float(metrics["entropy"]),
+            "fallen": bool(metrics["fallen"]),
+            "seconds": seconds,
+        }
+        return out, info | self.counters | {"valid": valid, "rollbacks": int(self.state.rollbacks)}
+
+    def _vector(self, obs: Any) -> np.ndarray:
+        d = self.ckpt.obs_size
+        if isinstance(obs, dict):
+            if "state" not in obs:
+                raise ShapeError(f"obs: expected the key 'state' in a dictionary of observations, got {sorted(obs)}")
+            obs = obs["state"]
+        if hasattr(obs, "detach"):
+            obs = obs.detach().cpu().numpy()
+        vector = np.ascontiguousarray(np.asarray(obs), dtype=np.float32)
+        if vector.shape != (d,):
+            hint = " (one adapter is one robot; vmap `make_tta` for a batch)" if vector.ndim == 2 else ""
+            raise ShapeError(
+                f"obs: expected shape {(d,)} for {self.ckpt.meta.robot}'s 'state', got {vector.shape}{hint}"
+            )
+        return vector.copy()
+
+    # -- updates: in the loop, or in a thread --------------------------------------------------------------------------
+    def _update(self) -> None:
+        if not self.asynchronous:
+            self.state = self._learn(self.state)[0]
+        elif self._worker is None:
+            snapshot = self.state
+
+            def work() -> None:
+                result = self._learn(snapshot)[0]
+                self._result = jax.block_until_ready(result)
+
+            self._worker = threading.Thread(target=work, daemon=True)
+            self._worker.start()
+        else:
+            self.counters["skipped_updates"] += 1
+
+    def _collect(self) -> None:
+        """Takes over a finished update: parameters, optimiser and key; the memory has moved on meanwhile and is kept."""
+        if self._worker is None or self._worker.is_alive():
+            return
+        self._worker.join()
+        self._worker, result, self._result = None, self._result, None
+        if result is not None:
+            names = ("theta", "m", "v", "snapshot", "key", "updates", "rollbacks")
+            self.state = self.state._replace(**{n: getattr(result, n) for n in names})
+
+    def finish(self) -> None:
+        """Waits for an update that is still running (asynchronous mode)."""
+        if self._worker is not None:
+            self._worker.join()
+            self._collect()
+
+    # -- episodes and files --------------------------------------------------------------------------------------------
+    def reset(self) -> None:
+        """Starts an episode: forgets everything under the episodic protocol, nothing under the continual one."""
+        self.finish()
+        self.state = self._reset(self.state)
+        if self.cfg.protocol == "episodic":
+            self._tick = 0
+
+    @property
+    def drift(self) -> float:
+        """|theta - theta_0|."""
+        pairs = zip(jax.tree.leaves(self.state.theta), jax.tree.leaves(self.state.theta0), strict=True)
+        return float(np.sqrt(sum(float(((np.asarray(a) - np.asarray(b)) ** 2).sum()) for a, b in pairs)))
+
+    def memory_bytes(self) -> int:
+        """Resident bytes that adaptation adds to the frozen policy: theta and its moments, snapshots and the memory."""
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(self.state))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs to continue with the same actions."""
+        self.finish()
+        arrays = jax.tree.map(np.asarray, self.state)
+        return {
+            "state": arrays,
+            "tick": self._tick,
+            "last_good": self._last_good.copy(),
+            "counters": dict(self.counters),
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continues from `state_dict()`. Raises ValueError where the arrays do not fit this checkpoint and configuration."""
+        self.finish()
+        new, old = jax.tree.leaves(saved["state"]), jax.tree.leaves(self.state)
+        if len(new) != len(old) or any(np.shape(a) != np.shape(b) for a, b in zip(new, old, strict=True)):
+            raise ValueError("saved: expected the state of an adapter with the same checkpoint and memory capacity")
+        self.state = jax.tree.map(jnp.asarray, saved["state"])
+        self._tick, self.counters = int(saved["tick"]), dict(saved["counters"])
+        self._last_good = np.asarray(saved["last_good"], np.float32).copy()
+
+    def save(self, path: str | Path) -> Path:
+        """`state_dict()` in a file, atomically."""
+        saved = self.state_dict()
+        extra = {"tick": saved["tick"], "counters": saved["counters"], "last_good": saved["last_good"].tolist()}
+        storage.save_tree(Path(path), saved["state"], extra)
+        return Path(path)
+
+    def restore(self, path: str | Path) -> None:
+        """Continues from a file of `save`."""
+        state, extra = storage.load_tree(Path(path), self.state)
+        self.load_state_dict({"state": state, **extra})

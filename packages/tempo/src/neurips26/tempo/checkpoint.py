@@ -1,0 +1,240 @@
+"""Checkpoints: actor, distributional twin critic, normaliser and what is known about them, in one safetensors file with a card."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from . import networks, storage
+from .adaptation import TTA, TTAConfig, make_tta
+from .distributions import Categorical, Gaussian, support
+
+__all__ = ["Checkpoint", "CheckpointError", "available", "load"]
+
+#: observation and action sizes, and where the body's gravity z stands in the observation
+SIZES = {"go1": (48, 12, 8), "go2": (48, 12, 8), "g1": (103, 29, 8)}
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message names the field."""
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What the arrays do not say."""
+
+    robot: str
+    arch: str  # of the actor
+    critic_arch: str
+    critic_kind: str = "categorical"
+    critic_obs: str = "state"
+    v_min: float = -0.1
+    v_max: float = 1.7
+    atoms: int = 101
+    q_scale: float = 1.0
+    discount: float = 0.97
+    status: str = "untrained"
+    card: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Frozen parameters of one robot.
+
+    Attributes:
+        meta: robot, architectures, support and training card.
+        actor: pytree; `networks.get(meta.arch).apply(actor, o)` is the pre-tanh action.
+        critics: one pytree a twin, applied to the concatenation of normalised observation and action.
+        mean, std: frozen observation normaliser, shape (d,).
+    """
+
+    meta: Meta
+    actor: Any
+    critics: list[Any]
+    mean: np.ndarray
+    std: np.ndarray
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    # -- functions -----------------------------------------------------------------------------------------------------
+    @property
+    def obs_size(self) -> int:
+        return SIZES[self.meta.robot][0]
+
+    @property
+    def action_size(self) -> int:
+        return SIZES[self.meta.robot][1]
+
+    def policy_apply(self) -> Callable[[Any, jax.Array], jax.Array]:
+        """(theta, normalised observation) -> action in (-1, 1)."""
+        apply = networks.get(self.meta.arch).apply
+        return lambda theta, o: jnp.tanh(apply(theta, o))
+
+    def critic_apply(self) -> Callable[[jax.Array, jax.Array], list[Any]]:
+        """(normalised observation, action) -> the twins' value distributions. The parameters are constants of the function."""
+        apply, meta = networks.get(self.meta.critic_arch).apply, self.meta
+        atoms = jnp.asarray(support(meta.v_min, meta.v_max, meta.atoms))
+        critics = jax.tree.map(jnp.asarray, self.critics)
+
+        def evaluate(o: jax.Array, a: jax.Array) -> list[Any]:
+            x = jnp.concatenate([o, a], axis=-1)
+            heads = [apply(c, x) for c in critics]
+            if meta.critic_kind == "gaussian":
+                return [Gaussian(h[..., 0], h[..., 1]) for h in heads]
+            return [Categorical(h, atoms) for h in heads]
+
+        return evaluate
+
+    def tta(self, cfg: TTAConfig) -> TTA:
+        """`make_tta` with everything this checkpoint knows."""
+        return make_tta(
+            self.policy_apply(), self.critic_apply(), cfg,
+            q_scale=self.meta.q_scale, normalizer=(self.mean, self.std), fallen_index=SIZES[self.meta.robot][2],
+            project=networks.get(self.meta.arch).project,
+        )  # fmt: skip
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        """The frozen policy's actions for raw observations (..., d)."""
+        o = np.clip((np.asarray(obs, np.float32) - self.mean) / self.std, -10, 10)
+        return np.asarray(self.policy_apply()(self.actor, jnp.asarray(o)))
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+    def tensors(self) -> dict[str, np.ndarray]:
+        """All arrays under their names in the file."""
+        out = {"normalizer.mean": self.mean, "normalizer.std": self.std}
+        for name, tree in (("actor", self.actor), *((f"critic{i}", c) for i, c in enumerate(self.critics))):
+            for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+                out[name + jax.tree_util.keystr(path)] = np.ascontiguousarray(leaf, np.float32)
+        return {k: np.ascontiguousarray(v, np.float32) for k, v in out.items()}
+
+    def digest(self) -> str:
+        """SHA-256 over names, shapes and bytes of all arrays."""
+        sha = hashlib.sha256()
+        for name, value in sorted(self.tensors().items()):
+            sha.update(f"{name}{value.shape}".encode() + value.tobytes())
+        return sha.hexdigest()
+
+    def save(self, path: str | Path, dtype: Any = np.float16) -> Path:
+        """Writes the file atomically. Weights are rounded to `dtype`; the digest is that of the rounded weights."""
+        path = Path(path)
+        rounded = {k: v if k.startswith("normalizer") else v.astype(dtype) for k, v in self.tensors().items()}
+        again = _build(self.meta, {k: v.astype(np.float32) for k, v in rounded.items()}, path.name)
+        meta = {"meta": json.dumps(asdict(self.meta)), "sha256": again.digest(), "format": "neurips26-tempo 1"}
+        storage.write_bytes(path, save_tensors(rounded, metadata=meta))
+        return path
+
+
+def _build(meta: Meta, arrays: dict[str, np.ndarray], where: str) -> Checkpoint:
+    for name in ("normalizer.mean", "normalizer.std"):
+        if name not in arrays:
+            raise CheckpointError(f"{where}: {name} is missing")
+    trees = {}
+    for prefix in ("actor", "critic0", "critic1"):
+        chosen = {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}
+        if not chosen and prefix != "critic1":
+            raise CheckpointError(f"{where}: {prefix} is missing")
+        if chosen:
+            trees[prefix] = _nest(chosen)
+    critics = [trees[k] for k in ("critic0", "critic1") if k in trees]
+    return Checkpoint(meta, trees["actor"], critics, arrays["normalizer.mean"], arrays["normalizer.std"])
+
+
+def _nest(flat: dict[str, np.ndarray]) -> Any:
+    """Inverse of JAX key paths: "[0]['w']" -> [{"w": ...}]."""
+    import re
+
+    root: dict[Any, Any] = {}
+    for path, value in flat.items():
+        keys = [int(i) if i else k for i, k in re.findall(r"\[(?:(\d+)|'([^']+)')\]", path)]
+        node = root
+        for key in keys[:-1]:
+            node = node.setdefault(key, {})
+        node[keys[-1]] = value
+
+    def close(node: Any) -> Any:
+        if not isinstance(node, dict):
+            return node
+        if all(isinstance(k, int) for k in node):
+            return [close(node[i]) for i in sorted(node)]
+        return {k: close(v) for k, v in node.items()}
+
+    return close(root)
+
+
+def check(ckpt: Checkpoint) -> None:
+    """Raises CheckpointError naming the field that does not fit."""
+    meta = ckpt.meta
+    if meta.robot not in SIZES:
+        raise CheckpointError(f"robot: expected one of {', '.join(SIZES)}, got {meta.robot!r}")
+    for name, arch in (("arch", meta.arch), ("critic_arch", meta.critic_arch)):
+        if arch not in networks.ARCHITECTURES:
+            raise CheckpointError(f"{name}: expected one of {', '.join(networks.ARCHITECTURES)}, got {arch!r}")
+    if meta.critic_obs != "state":
+        raise CheckpointError(
+            f"critic_obs: expected 'state' (privileged observations do not exist on the robot), got {meta.critic_obs!r}"
+        )
+    if not meta.v_min < meta.v_max or meta.atoms < 2:
+        raise CheckpointError(f"atoms: expected increasing atoms, got {meta.atoms} on [{meta.v_min}, {meta.v_max}]")
+    d, nu, _ = SIZES[meta.robot]
+    for name, array in (("normalizer.mean", ckpt.mean), ("normalizer.std", ckpt.std)):
+        if np.shape(array) != (d,):
+            raise CheckpointError(f"{name}: expected shape {(d,)} for {meta.robot}, got {np.shape(array)}")
+    if not (np.asarray(ckpt.std) > 0).all():
+        raise CheckpointError("normalizer.std: expected positive entries")
+    for label, tree in (("actor", ckpt.actor), *((f"critic{i}", c) for i, c in enumerate(ckpt.critics))):
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+            if not np.isfinite(leaf).all():
+                raise CheckpointError(f"{label}{jax.tree_util.keystr(path)}: expected finite weights")
+    outputs = meta.atoms if meta.critic_kind == "categorical" else 2
+    jobs = [("actor", meta.arch, ckpt.actor, d, nu)]
+    jobs += [(f"critic{i}", meta.critic_arch, c, d + nu, outputs) for i, c in enumerate(ckpt.critics)]
+    for label, arch, tree, n, m in jobs:
+        try:
+            shape = jax.eval_shape(networks.get(arch).apply, tree, jax.ShapeDtypeStruct((1, n), jnp.float32)).shape
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+            raise CheckpointError(
+                f"{label}: expected a {arch} network of {meta.robot} with {n} inputs ({str(error)[:120]})"
+            ) from error
+        if shape != (1, m):
+            raise CheckpointError(f"{label}: expected {m} outputs for {meta.robot}, got {shape[-1]}")
+
+
+def available() -> dict[str, Path]:
+    """Name -> file of the checkpoints that come with the package."""
+    folder = Path(str(resources.files(__package__) / "checkpoints"))
+    return {p.stem: p for p in sorted(folder.glob("*.safetensors"))}
+
+
+def load(name: str | Path) -> Checkpoint:
+    """A checkpoint of the package by name ("go1-joystick"), or a file.
+
+    Raises:
+        CheckpointError: the file is truncated, its digest or a field is wrong; nothing half-loaded is returned.
+    """
+    path = available().get(str(name), Path(name))
+    if not path.is_file():
+        raise FileNotFoundError(f"name: expected one of {', '.join(available()) or '(none)'} or a file, got {name!r}")
+    try:
+        data = path.read_bytes()
+        arrays = load_tensors(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+        meta = Meta(**json.loads(header["meta"]))
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path.name}: not a whole checkpoint of this package ({error})") from error
+    ckpt = _build(meta, {k: np.asarray(v, np.float32) for k, v in arrays.items()}, path.name)
+    if ckpt.digest() != header.get("sha256"):
+        raise CheckpointError(f"{path.name}: sha256 does not match the stored digest")
+    return ckpt

@@ -1,0 +1,230 @@
+"""The distributional critic of a finished actor: C51 policy evaluation on its own noisy roll-outs, bad states included.
+
+PPO leaves a good actor and no action-value. The critic is learned afterwards, off-policy: robots act with the actor plus exploration
+noise, are pushed and start in random poses; Z(o, a) regresses on r + gamma Z(o', pi(o')) with clipped double Q (the twin with the smaller
+mean is the target). Optionally the actor then takes delayed TD3 steps on the critic, so that it ends up (nearly) greedy.
+Both see the onboard observation only.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from . import networks, runtime, storage
+from .checkpoint import SIZES, Checkpoint, Meta
+from .distributions import project, support
+
+__all__ = ["CriticConfig", "collect", "fit"]
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """Settings of the critic stage; v_min and v_max fit rewards of at most 0.04 a tick at discount 0.97 (Q <= 1.33)."""
+
+    robot: str = "go1"
+    seed: int = 0
+    robots: int = 32
+    ticks: int = 600
+    rounds: int = 12  # collections of robots x ticks transitions
+    noise: tuple[float, float] = (0.02, 0.4)  # standard deviation of the action noise, one value a robot
+    correlation: float = 0.8  # of the noise in time, for half of the robots
+    updates: int = 2500  # per round
+    batch: int = 256
+    lr: float = 5e-4
+    actor_lr: float = 0.0  # > 0: delayed TD3 steps on the actor in the last rounds
+    actor_from: int = 8
+    actor_every: int = 2
+    discount: float = 0.97
+    target_rate: float = 0.01
+    target_noise: float = 0.03  # smoothing of the target action, clipped at twice this
+    arch: str = "mlp_ln"
+    width: int = 128
+    depth: int = 2
+    atoms: int = 101
+    v_min: float = -0.1
+    v_max: float = 1.7
+    weight_decay: float = 1e-3
+
+
+def collect(
+    policy: Any,
+    robot: str,
+    seeds: list[int],
+    ticks: int,
+    noise: np.ndarray,
+    correlation: np.ndarray,
+    seed: int,
+    disturb: bool = True,
+) -> dict[str, np.ndarray]:
+    """Transitions (o, a, r, o', fallen) of robots acting with `policy` (raw observations -> actions) plus noise.
+
+    The successor of a fall or of a truncation is the terminal observation itself; only falls stop the bootstrap.
+    """
+    world = runtime.Runtime(robot, seeds, disturbance=runtime.Disturbance() if disturb else None, episode_length=10**6)
+    rng = np.random.default_rng([seed, 5])
+    rows: dict[str, list[np.ndarray]] = {k: [] for k in ("obs", "action", "reward", "next", "fallen", "keep")}
+    obs, drift = world.reset(), np.zeros((world.n, world.action_size))
+    for _ in range(ticks):
+        drift = correlation[:, None] * drift + np.sqrt(1 - correlation[:, None] ** 2) * rng.standard_normal(drift.shape)
+        action = np.clip(policy(obs) + noise[:, None] * drift, -1, 1).astype(np.float32)
+        after, reward, fallen, truncated, info = world.step(action)
+        values = (obs, action, reward.astype(np.float32), after, fallen, info["active"] & ~info["diverged"])
+        for k, v in zip(rows, values, strict=True):
+            rows[k].append(np.array(v))
+        over = fallen | truncated
+        obs = world.reset(over) if over.any() else after
+    flat = {k: np.concatenate(v) for k, v in rows.items()}
+    keep = flat.pop("keep")
+    return {k: v[keep] for k, v in flat.items()}
+
+
+def make_update(cfg: CriticConfig, actor_apply: Any, actor_project: Any) -> Any:
+    arch = networks.get(cfg.arch)
+    atoms = jnp.asarray(support(cfg.v_min, cfg.v_max, cfg.atoms))
+    opt = optax.adamw(cfg.lr, weight_decay=cfg.weight_decay)
+    actor_opt = optax.adam(cfg.actor_lr or 1.0)
+
+    def logits(critic: Any, o: jax.Array, a: jax.Array) -> jax.Array:
+        return arch.apply(critic, jnp.concatenate([o, a], -1))
+
+    def critic_loss(critics: Any, o: jax.Array, a: jax.Array, target: jax.Array) -> jax.Array:
+        return sum(-(target * jax.nn.log_softmax(logits(c, o, a))).sum(-1).mean() for c in critics)
+
+    def step(
+        state: dict[str, Any], draw: tuple[jax.Array, jax.Array], data: dict[str, jax.Array], train_actor: bool
+    ) -> Any:
+        index, key = draw
+        o, a, r, o2, fallen = (data[k][index] for k in ("obs", "action", "reward", "next", "fallen"))
+        noise = jnp.clip(
+            cfg.target_noise * jax.random.normal(jax.random.wrap_key_data(key), a.shape),
+            -2 * cfg.target_noise,
+            2 * cfg.target_noise,
+        )
+        a2 = jnp.clip(jnp.tanh(actor_apply(state["actor"], o2)) + noise, -1, 1)
+        both = jnp.stack([jax.nn.softmax(logits(c, o2, a2)) for c in state["target"]])
+        lower = jnp.argmin((both * atoms).sum(-1), axis=0)
+        p = jnp.take_along_axis(both, lower[None, :, None], axis=0)[0]
+        target = project(p, r, cfg.discount * (1 - fallen), atoms)
+        loss, grads = jax.value_and_grad(critic_loss)(state["critics"], o, a, jax.lax.stop_gradient(target))
+        updates, opt_state = opt.update(grads, state["opt"], state["critics"])
+        critics = [arch.project(c) for c in optax.apply_updates(state["critics"], updates)]
+        slow = jax.tree.map(lambda t, c: t + cfg.target_rate * (c - t), state["target"], critics)
+        state = state | {"critics": critics, "target": slow, "opt": opt_state}
+        if train_actor:
+
+            def actor_loss(actor: Any) -> jax.Array:
+                action = jnp.tanh(actor_apply(actor, o))
+                q = [(jax.nn.softmax(logits(c, o, action)) * atoms).sum(-1) for c in critics]
+                return -jnp.minimum(*q).mean()
+
+            move, actor_state = actor_opt.update(jax.grad(actor_loss)(state["actor"]), state["actor_opt"])
+            due = state["count"] % cfg.actor_every == 0
+            moved = actor_project(optax.apply_updates(state["actor"], move))
+            state["actor"] = jax.tree.map(lambda n, old: jnp.where(due, n, old), moved, state["actor"])
+            state["actor_opt"] = jax.tree.map(lambda n, old: jnp.where(due, n, old), actor_state, state["actor_opt"])
+        state["count"] = state["count"] + 1
+        return state, loss
+
+    def many(
+        state: dict[str, Any], index: jax.Array, keys: jax.Array, data: dict[str, jax.Array], train_actor: bool
+    ) -> Any:
+        return jax.lax.scan(lambda s, d: step(s, d, data, train_actor), state, (index, keys))
+
+    return opt, actor_opt, jax.jit(many, static_argnums=4, donate_argnums=0)
+
+
+def fit(
+    actor: Any,
+    actor_arch: str,
+    mean: np.ndarray,
+    std: np.ndarray,
+    cfg: CriticConfig,
+    out: str | Path,
+    card: dict[str, Any],
+) -> Checkpoint:
+    """Fits the twin critic to `actor`, round by round; resumes in the directory `out` after its last finished round.
+
+    Returns the checkpoint (status "unchecked": the gates decide what it may be called).
+    """
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    storage.claim_config(out / "config.json", json.loads(json.dumps(asdict(cfg))), free=("rounds",))
+    arch, policy = networks.get(cfg.arch), networks.get(actor_arch)
+    d, nu, _ = SIZES[cfg.robot]
+    opt, actor_opt, many = make_update(cfg, policy.apply, policy.project)
+    k1, k2 = jax.random.split(jax.random.key(cfg.seed + 17))
+    critics = [arch.init(k, d + nu, cfg.width, cfg.depth, cfg.atoms, 0.1) for k in (k1, k2)]
+    actor = jax.tree.map(jnp.asarray, actor)
+    copied = jax.tree.map(lambda x: jnp.array(x, copy=True), critics)
+    state = {
+        "actor": jax.tree.map(lambda x: jnp.array(x, copy=True), actor), "actor_opt": actor_opt.init(actor), "critics": critics,
+        "target": copied, "opt": opt.init(critics), "count": jnp.zeros((), jnp.int32),
+    }  # fmt: skip
+    first, files = 0, out / "checkpoint.npz"
+    if files.exists():
+        state, extra = storage.load_tree(files, state)
+        first = int(extra["round"])
+        storage.truncate_jsonl(out / "metrics.jsonl", "round", first)
+    act = jax.jit(lambda p, o: jnp.tanh(policy.apply(p, o)))
+
+    def normalise(o: np.ndarray) -> np.ndarray:
+        return np.clip((o - mean) / std, -10, 10).astype(np.float32)
+
+    for r in range(first, cfg.rounds):
+        path = out / f"round{r:03d}.npz"
+        if not path.exists():
+            rng = np.random.default_rng([cfg.seed, 31, r])
+            noise = rng.uniform(*cfg.noise, cfg.robots)
+            correlation = np.where(np.arange(cfg.robots) % 2 == 0, cfg.correlation, 0.0)
+            frozen = state["actor"]
+            seeds = [200_000 + 1000 * cfg.seed + 100 * r + i for i in range(cfg.robots)]
+            rows = collect(
+                lambda o: np.asarray(act(frozen, jnp.asarray(normalise(o)))),
+                cfg.robot,
+                seeds,
+                cfg.ticks,
+                noise,
+                correlation,
+                cfg.seed * 1000 + r,
+            )
+            storage.save_tree(path, rows)
+        parts = []
+        for k in range(r + 1):
+            with np.load(out / f"round{k:03d}.npz") as f:
+                parts.append({name: f[f"leaf['{name}']"] for name in ("obs", "action", "reward", "next", "fallen")})
+        data = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
+        device = {
+            k: jnp.asarray(normalise(v) if k in ("obs", "next") else v.astype(np.float32)) for k, v in data.items()
+        }
+        start, train_actor = time.process_time(), cfg.actor_lr > 0 and r >= cfg.actor_from
+        rng = np.random.default_rng([cfg.seed, 37, r])
+        index = jnp.asarray(rng.integers(0, len(data["reward"]), (cfg.updates, cfg.batch)), jnp.int32)
+        keys = jax.random.key_data(jax.random.split(jax.random.key(cfg.seed * 1000 + r), cfg.updates))
+        state, losses = many(state, index, keys, device, train_actor)
+        line = {
+            "round": r + 1,
+            "transitions": len(data["reward"]),
+            "falls": float(parts[-1]["fallen"].mean()),
+            "loss": float(losses[-200:].mean()),
+            "cpu_seconds": round(time.process_time() - start),
+        }
+        storage.append_jsonl(out / "metrics.jsonl", line)
+        print(json.dumps(line), flush=True)
+        storage.save_tree(files, state, {"round": r + 1})
+    meta = Meta(
+        robot=cfg.robot, arch=actor_arch, critic_arch=cfg.arch, v_min=cfg.v_min, v_max=cfg.v_max, atoms=cfg.atoms, discount=cfg.discount,
+        status="unchecked", card=card | {"critic": {**asdict(cfg), "rounds": cfg.rounds}},
+    )  # fmt: skip
+    leaves = jax.tree.map(np.asarray, state)
+    return Checkpoint(
+        meta, leaves["actor"], leaves["critics"], np.asarray(mean, np.float32), np.asarray(std, np.float32)
+    )

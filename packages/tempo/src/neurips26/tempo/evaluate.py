@@ -1,0 +1,229 @@
+"""Frozen against adapted, paired by seed: the table that says whether to switch adaptation on.
+
+N robots run in lockstep: one MuJoCo call a robot, one vmapped call of the adaptation for all. Robot i of every method sees the same
+commands, the same noise and the same start. An episode ends with a fall; the ticks a robot did not survive earn nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neurips26.shared import stats
+from neurips26.shared.arrays import check_int
+
+from . import runtime, shifts
+from .adaptation import METHODS, TTAConfig, method_config
+from .checkpoint import Checkpoint
+
+__all__ = ["Rollout", "Table", "evaluate", "rollout"]
+
+
+@dataclass
+class Rollout:
+    """What n robots did over `episodes` x `ticks`.
+
+    Attributes:
+        reward: (episodes, ticks, n), 0 after a fall.
+        tracking: (episodes, ticks, n), the linear velocity tracking term (of 1).
+        angular: the same for the yaw rate, as weighted in the reward.
+        alive: (episodes, ticks, n) bool, the ticks that were stepped.
+        fallen: (episodes, n) bool.
+        diverged: (episodes, n) bool, simulation blow-ups; never counted as falls.
+        q: (episodes, ticks, n), the critic's value where the robot was, of the action taken (absent for "zero").
+        drift: (n,) |theta - theta_0| at the end.
+        scores: values of the observations that the last update's memory would replay, for the histogram.
+    """
+
+    reward: np.ndarray
+    tracking: np.ndarray
+    angular: np.ndarray
+    alive: np.ndarray
+    fallen: np.ndarray
+    diverged: np.ndarray
+    q: np.ndarray
+    drift: np.ndarray
+    rollbacks: np.ndarray
+
+    def returns(self) -> np.ndarray:
+        """Mean episode return per 1000 ticks, shape (n,)."""
+        return self.reward.sum(1).mean(0) * 1000 / self.reward.shape[1]
+
+    def realised(self, discount: float = 0.97, horizon: int = 100) -> np.ndarray:
+        """Discounted return over `horizon` ticks from every tick that has that many after it (or a fall within them)."""
+        e, t, n = self.reward.shape
+        out = np.zeros((e, max(t - horizon, 0), n))
+        for k in range(horizon):
+            out += discount**k * self.reward[:, k : k + out.shape[1]]
+        return out
+
+
+@lru_cache(maxsize=64)
+def _compiled(key: int, cfg: TTAConfig) -> Any:
+    tta = _REGISTRY[key].tta(cfg)
+    return (
+        jax.jit(jax.vmap(tta.act), donate_argnums=0),
+        jax.jit(jax.vmap(tta.learn), donate_argnums=0),
+        jax.jit(jax.vmap(tta.reset), donate_argnums=0),
+        tta.init,
+    )
+
+
+_REGISTRY: dict[int, Checkpoint] = {}
+
+
+def rollout(
+    ckpt: Checkpoint,
+    method: str | TTAConfig,
+    shift: shifts.Shift,
+    seeds: Sequence[int],
+    *,
+    ticks: int = 1000,
+    episodes: int = 1,
+    noise: float = 1.0,
+    disturbance: runtime.Disturbance | None = None,
+    on_tick: Any = None,
+    **settings: Any,
+) -> Rollout:
+    """n = len(seeds) robots under `shift`, each with its own adaptation.
+
+    Args:
+        method: one of `METHODS`, "zero" (the zero action: standing) or a `TTAConfig`.
+        on_tick: called with (episode, tick, runtime) after every tick, e.g. to take pictures.
+        settings: overrides of the method's settings.
+    """
+    check_int(ticks, "ticks", minimum=1)
+    check_int(episodes, "episodes", minimum=1)
+    world = runtime.Runtime(
+        ckpt.meta.robot, seeds, shift=shift, noise=noise, episode_length=ticks, disturbance=disturbance
+    )
+    n = world.n
+    zero = method == "zero"
+    cfg = method if isinstance(method, TTAConfig) else method_config("none" if zero else method, **settings)
+    _REGISTRY[id(ckpt)] = ckpt
+    act, learn, reset, init = _compiled(id(ckpt), cfg)
+    keys = jnp.stack([jax.random.key_data(jax.random.key(int(s))) for s in seeds])
+    # copied: the state is donated, the checkpoint's arrays must survive
+    state = jax.vmap(lambda k: init(ckpt.actor, k, ckpt.obs_size))(keys)
+    state = jax.tree.map(lambda x: jnp.array(x, copy=True), state)
+    shape = (episodes, ticks, n)
+    reward, tracking, angular, q = (np.zeros(shape, np.float32) for _ in range(4))
+    alive, fallen, diverged = np.zeros(shape, bool), np.zeros((episodes, n), bool), np.zeros((episodes, n), bool)
+    for e in range(episodes):
+        obs = world.reset()
+        if e:
+            state = reset(state)
+        for t in range(ticks):
+            alive[e, t] = world.alive
+            if not world.alive.any():
+                break
+            if zero:
+                action = np.zeros((n, world.action_size), np.float32)
+            else:
+                state, device, metrics = act(state, jnp.asarray(obs), jnp.asarray(world.alive))
+                action, q[e, t] = np.asarray(device), np.asarray(metrics["q"])
+                if cfg.lr > 0 and t % cfg.update_every == 0:
+                    state = _only(
+                        learn(_copy(state))[0] if not world.alive.all() else learn(state)[0], state, world.alive
+                    )
+            obs, reward[e, t], down, _, info = world.step(action)
+            tracking[e, t] = info["terms"]["tracking_lin_vel"] * info["active"]
+            angular[e, t] = info["terms"]["tracking_ang_vel"] * info["active"]
+            fallen[e] |= down
+            diverged[e] |= info["diverged"]
+            if on_tick is not None:
+                on_tick(e, t, world)
+    moved = jax.tree.map(lambda a, b: np.asarray(((a - b) ** 2).reshape(n, -1).sum(1)), state.theta, state.theta0)
+    drift = np.sqrt(sum(jax.tree.leaves(moved)))
+    return Rollout(reward, tracking, angular, alive, fallen, diverged, q, drift, np.asarray(state.rollbacks))
+
+
+def _copy(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
+
+
+def _only(new: Any, old: Any, alive: np.ndarray) -> Any:
+    """A robot that lies on the ground no longer learns."""
+    if alive.all():
+        return new
+    mask = jnp.asarray(alive)
+    return jax.tree.map(lambda a, b: jnp.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, old)
+
+
+@dataclass
+class Table:
+    """Rows of `evaluate`, one a (shift, method), with paired intervals against the frozen policy."""
+
+    rows: list[dict[str, Any]]
+
+    def frame(self) -> Any:
+        """A pandas DataFrame (needs pandas)."""
+        import pandas
+
+        return pandas.DataFrame(self.rows)
+
+    def __str__(self) -> str:
+        head = f"{'shift':12s} {'method':12s} {'return':>8s} {'gain %':>8s} {'95 % interval':>18s} {'falls':>6s} {'track':>6s} {'Q - real':>9s} {'drift':>7s}"
+        lines = [head, "-" * len(head)]
+        for r in self.rows:
+            low, high = r["gain_low"], r["gain_high"]
+            gain = "" if r["method"] == "none" else f"{r['gain']:+8.1f} {f'[{low:+.1f}, {high:+.1f}]':>18s}"
+            real = "" if r["method"] == "zero" else f"{r['gap']:+9.3f}"
+            lines.append(
+                f"{r['shift']:12s} {r['method']:12s} {r['return']:8.2f} {gain:27s} {r['falls']:6.2f} {r['tracking']:6.2f} {real:>9s} {r['drift']:7.3f}"
+            )
+        return "\n".join(lines)
+
+
+def summary(run: Rollout, discount: float) -> dict[str, float]:
+    """Means over robots."""
+    real = run.realised(discount)
+    m = run.alive[:, : real.shape[1]]
+    gap = float((run.q[:, : real.shape[1]] - real)[m].mean()) if m.any() else 0.0
+    return {
+        "return": float(run.returns().mean()),
+        "falls": float(run.fallen.mean()),
+        "diverged": float(run.diverged.mean()),
+        "tracking": float(run.tracking[run.alive].mean()),
+        "angular": float(run.angular[run.alive].mean()),
+        "per_tick": float(1000 * run.reward[run.alive].mean()),
+        "gap": gap,
+        "drift": float(run.drift.mean()),
+        "rollbacks": float(run.rollbacks.mean()),
+    }
+
+
+def evaluate(
+    ckpt: Checkpoint,
+    names: Sequence[str] = ("nominal", *shifts.SHIFTS),
+    methods: Sequence[str] = ("none", "naive", "tempo", "q_greedy", "zero"),
+    seeds: Sequence[int] = range(16),
+    severity: int = 3,
+    *,
+    ticks: int = 1000,
+    episodes: int = 2,
+    **settings: Any,
+) -> Table:
+    """The paired table: every method under every shift, gains relative to the frozen policy on the same seeds."""
+    unknown = set(methods) - {*METHODS, "zero"}
+    if unknown:
+        raise ValueError(f"methods: expected {', '.join((*METHODS, 'zero'))}, got {', '.join(sorted(unknown))}")
+    rows = []
+    for name in names:
+        shift = shifts.of_severity(ckpt.meta.robot, name, severity)
+        frozen = None
+        for method in ("none", *(m for m in methods if m != "none")):
+            run = rollout(ckpt, method, shift, seeds, ticks=ticks, episodes=episodes, **settings)
+            values = run.returns()
+            frozen = values if frozen is None else frozen
+            base = abs(float(frozen.mean())) + 1e-9
+            gain, low, high = stats.mean_interval(list(values - frozen), 0.95) if len(values) > 1 else (0.0, 0.0, 0.0)
+            row = {"shift": name, "method": method, **summary(run, ckpt.meta.discount)}
+            rows.append(row | {"gain": 100 * gain / base, "gain_low": 100 * low / base, "gain_high": 100 * high / base})
+    return Table(rows)

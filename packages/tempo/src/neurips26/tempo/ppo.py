@@ -1,0 +1,404 @@
+"""PPO on envpool: the first stage of pretraining (Schulman et al. 2017), sized for one CPU core.
+
+The recipe is the one MuJoCo Playground publishes for `Go1JoystickFlatTerrain` (discount 0.97, 20-24 step roll-outs, asymmetric value
+function, observation normalisation), shrunk from 8192 to a few hundred environments with the adaptive step size of RSL-RL.  The value
+function may look at the privileged observation: it is thrown away afterwards and never shipped.
+
+Exact resume.  envpool cannot save its simulator state, therefore training is cut into *segments*: every segment starts from freshly reset
+environments whose seed is a function of (seed, segment), and a checkpoint is written at each segment's end.  A killed run repeats only
+its unfinished segment, and gives the same bits as a run that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from . import networks, storage
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Every choice of the PPO stage. Values without a source are ours, chosen for a single core."""
+
+    env: str = "Go1JoystickFlatTerrain"
+    seed: int = 0
+    total_steps: int = 20_000_000
+    num_envs: int = 256
+    unroll: int = 24  # RSL-RL's settings in Playground
+    segment: int = 100  # iterations between checkpoints, each on fresh environments
+    discount: float = 0.97  # Playground
+    gae_lambda: float = 0.95
+    clip: float = 0.2
+    epochs: int = 4  # Playground: num_updates_per_batch
+    minibatches: int = 4
+    lr: float = 1e-3
+    lr_min: float = 2e-5
+    lr_max: float = 2e-3
+    desired_kl: float = 0.02  # RSL-RL has 0.01 for batches ten times as large
+    entropy_coef: float = 1e-3
+    value_coef: float = 1.0
+    max_grad_norm: float = 1.0
+    init_std: float = 0.6
+    actor_hidden: tuple[int, ...] = (128, 128)
+    value_hidden: tuple[int, ...] = (128, 128)
+    penalty_start: float = 0.25  # factor on all penalties (they make standing the best policy that is easy to find) ...
+    penalty_ramp: tuple[float, float] = (0.5, 0.85)  # ... growing linearly to 1 between these fractions of training
+    wide_tracking: float = (
+        0.5  # weight of an additional, wider velocity kernel exp(-err^2 / 1.5) that standing does not saturate
+    )
+    wide_until: tuple[float, float] = (0.6, 0.9)  # full weight until the first fraction, zero from the second
+    mirror_coef: float = (
+        0.05  # weight of the left-right symmetry loss |mu(o) - M mu(M o)|^2 / sigma^2 (Mittal et al. 2024)
+    )
+    env_threads: int = 1
+    overlap: bool = True  # collect the next batch while learning from the last one (policy one iteration old)
+
+
+class Learner(NamedTuple):
+    """All that the learner changes; a pytree, hence one file on disk."""
+
+    params: Any
+    opt: Any
+    lr: jax.Array
+    obs_stats: Any
+    priv_stats: Any
+    key: jax.Array
+
+
+def new_stats(n: int) -> dict[str, jax.Array]:
+    return {"count": jnp.asarray(1e-4), "mean": jnp.zeros(n), "var": jnp.ones(n)}
+
+
+def merge_stats(stats: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+    """Parallel variance update (Chan et al.) of the running mean and variance with the rows of x."""
+    n, mean, var = x.shape[0], x.mean(0), x.var(0)
+    total = stats["count"] + n
+    delta = mean - stats["mean"]
+    m2 = stats["var"] * stats["count"] + var * n + delta**2 * stats["count"] * n / total
+    return {"count": total, "mean": stats["mean"] + delta * n / total, "var": m2 / total}
+
+
+def normalise(stats: dict[str, Any], x: Any) -> Any:
+    return ((x - stats["mean"]) / (stats["var"] + 1e-8) ** 0.5).clip(-10.0, 10.0)
+
+
+def make_envs(name: str, num_envs: int, threads: int, seed: int, **options: Any) -> Any:
+    try:
+        import envpool
+    except ImportError as error:
+        raise ImportError("pretraining needs envpool: pip install 'neurips26-tempo[envpool]'") from error
+    return envpool.make_gymnasium(f"{name}-v1", num_envs=num_envs, num_threads=threads, seed=seed, **options)
+
+
+TRACKING = ("tracking_lin_vel", "tracking_ang_vel")
+BONUS = (*TRACKING, "pose", "feet_air_time")
+
+
+def shaped_reward(info: dict[str, np.ndarray], privileged: np.ndarray, penalty: float, wide: float) -> np.ndarray:
+    """Playground's reward before its clip at zero, times dt; penalties scaled by `penalty`, plus `wide` times a wide velocity kernel."""
+    good = sum(info[f"reward_{k}"] for k in BONUS)
+    bad = sum(v for k, v in info.items() if k.startswith("reward_") and k[7:] not in BONUS)
+    linvel, command = privileged[:, 57:60], info["command"]
+    error = ((command[:, :2] - linvel[:, :2]) ** 2).sum(1)
+    return (0.02 * (good + penalty * bad + wide * np.exp(-error / 1.5))).astype(np.float32)
+
+
+def symmetry(env: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Left-right reflection of Go1's observation, privileged observation and action: (order, sign) such that y = x[order] * sign."""
+    if not env.startswith("Go1"):
+        raise ValueError(f"mirror: no reflection is written down for {env}; set mirror_coef=0")
+    legs = np.array([3, 4, 5, 0, 1, 2, 9, 10, 11, 6, 7, 8])  # FR FL RR RL
+    joints = legs, np.tile([-1.0, 1.0, 1.0], 4)
+    vector, spin = (np.arange(3), np.array([1.0, -1.0, 1.0])), (np.arange(3), np.array([-1.0, 1.0, -1.0]))
+    command = np.arange(3), np.array([1.0, -1.0, -1.0])
+    feet = np.array([1, 0, 3, 2]), np.ones(4)
+    feet_velocity = legs, np.tile([1.0, -1.0, 1.0], 4)
+    state = [vector, spin, vector, joints, joints, joints, command]
+    rest = [
+        spin,
+        vector,
+        vector,
+        vector,
+        spin,
+        joints,
+        joints,
+        joints,
+        feet,
+        feet_velocity,
+        feet,
+        vector,
+        (np.arange(1), np.ones(1)),
+    ]
+
+    def chain(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+        starts = np.cumsum([0, *(len(o) for o, _ in parts)])
+        return np.concatenate([o + s for (o, _), s in zip(parts, starts, strict=False)]), np.concatenate(
+            [s for _, s in parts]
+        )
+
+    return {"obs": chain(state), "priv": chain(state + rest), "action": joints}
+
+
+class Collector:
+    """Steps the environments with a NumPy copy of the policy, so that collection and learning overlap without sharing a device queue."""
+
+    def __init__(self, cfg: PPOConfig, segment: int):
+        self.cfg = cfg
+        self.rng = np.random.default_rng([cfg.seed, 11, segment])
+        self.envs = make_envs(cfg.env, cfg.num_envs, cfg.env_threads, (cfg.seed * 100_003 + segment * 7919) % 2**30)
+        self.obs, _ = self.envs.reset()
+        self.alive = np.ones(cfg.num_envs, bool)  # False: this step only delivers the reset observation
+
+    def collect(
+        self, actor: Any, log_std: np.ndarray, stats: dict[str, np.ndarray], penalty: float, wide: float
+    ) -> tuple[dict, dict]:
+        cfg, std = self.cfg, np.exp(log_std)
+        rows: dict[str, list[np.ndarray]] = {
+            k: [] for k in ("obs", "priv", "u", "logp", "reward", "term", "cut", "valid")
+        }
+        terms: dict[str, float] = {}
+        count = 0
+        for _ in range(cfg.unroll):
+            obs = self.obs["state"].astype(np.float32)
+            priv = self.obs["privileged_state"].astype(np.float32)
+            mean = networks.mlp_numpy(actor, normalise(stats, obs))
+            noise = self.rng.standard_normal(mean.shape, dtype=np.float32)
+            u = mean + std * noise
+            self.obs, reward, term, trunc, info = self.envs.step(np.tanh(u).astype(np.float64))
+            valid = self.alive
+            shaped = shaped_reward(info, self.obs["privileged_state"], penalty, wide)
+            for k, v in (
+                ("obs", obs),
+                ("priv", priv),
+                ("u", u),
+                ("logp", (-0.5 * noise**2 - log_std).sum(1)),
+                ("reward", np.where(valid, shaped, 0).astype(np.float32)),
+                ("term", term.astype(np.float32)),
+                ("cut", (term | trunc).astype(np.float32)),
+                ("valid", valid.astype(np.float32)),
+            ):
+                rows[k].append(v)
+            for k in (*TRACKING, "feet_clearance", "pose", "action_rate"):
+                terms[k] = terms.get(k, 0.0) + float(info[f"reward_{k}"][valid].sum())
+            terms["reward"] = terms.get("reward", 0.0) + float(reward[valid].sum())
+            terms["falls"] = terms.get("falls", 0.0) + float(term[valid].sum())
+            count += int(valid.sum())
+            self.alive = ~(term | trunc)
+        batch = {k: np.stack(v) for k, v in rows.items()}
+        batch["last_priv"] = self.obs["privileged_state"].astype(np.float32)
+        summary = {k: v / count for k, v in terms.items()}
+        summary["return_per_1000"] = 1000 * summary.pop("reward")
+        summary["falls_per_1000"] = 1000 * summary.pop("falls")
+        return batch, summary
+
+
+def init_learner(cfg: PPOConfig, obs_size: int, priv_size: int, action_size: int) -> Learner:
+    key = jax.random.key(cfg.seed)
+    k1, k2, key = jax.random.split(key, 3)
+    params = {
+        "actor": networks.mlp_init(k1, (obs_size, *cfg.actor_hidden, action_size), last_scale=0.01),
+        "value": networks.mlp_init(k2, (priv_size, *cfg.value_hidden, 1)),
+        "log_std": jnp.full(action_size, np.log(cfg.init_std)),
+    }
+    return Learner(
+        params,
+        optax.scale_by_adam().init(params),
+        jnp.asarray(cfg.lr),
+        new_stats(obs_size),
+        new_stats(priv_size),
+        jax.random.key_data(key),
+    )
+
+
+def gae(
+    reward: jax.Array, value: jax.Array, next_value: jax.Array, cut: jax.Array, discount: float, lam: float
+) -> jax.Array:
+    """Generalised advantage estimation over axis 0; `next_value` is already 0 after a fall and the terminal observation's value otherwise."""
+    delta = reward + discount * next_value - value
+
+    def backward(carry: jax.Array, x: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        d, c = x
+        carry = d + discount * lam * (1 - c) * carry
+        return carry, carry
+
+    return jax.lax.scan(backward, jnp.zeros_like(delta[0]), (delta, cut), reverse=True)[1]
+
+
+def make_update(cfg: PPOConfig) -> Any:
+    adam = optax.scale_by_adam()
+
+    def loss_fn(params: Any, mb: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+        log_std = params["log_std"]
+        mean = networks.mlp_apply(params["actor"], mb["obs"])
+        z = (mb["u"] - mean) * jnp.exp(-log_std)
+        logp = (-0.5 * z**2 - log_std).sum(-1)
+        ratio = jnp.exp(jnp.clip(logp - mb["logp"], -10, 10))
+        adv, weight = mb["adv"], mb["valid"]
+        norm = weight.sum() + 1e-6
+        policy = -(weight * jnp.minimum(ratio * adv, jnp.clip(ratio, 1 - cfg.clip, 1 + cfg.clip) * adv)).sum() / norm
+        value = networks.mlp_apply(params["value"], mb["priv"])[..., 0]
+        value_loss = (weight * (value - mb["target"]) ** 2).sum() / norm
+        kl = (weight * ((ratio - 1) - jnp.log(ratio))).sum() / norm
+        loss = policy + cfg.value_coef * value_loss - cfg.entropy_coef * log_std.sum()
+        aux = {"kl": kl, "value_loss": value_loss}
+        if reflect is not None:
+            order, sign = reflect["action"]
+            twin = networks.mlp_apply(params["actor"], mb["obs_mirrored"])[:, order] * sign
+            aux["asymmetry"] = (weight * ((mean - twin) ** 2 * jnp.exp(-2 * log_std)).sum(-1)).sum() / norm
+            loss += cfg.mirror_coef * aux["asymmetry"]
+        return loss, aux
+
+    reflect = symmetry(cfg.env) if cfg.mirror_coef > 0 else None
+
+    def update(state: Learner, batch: dict[str, jax.Array]) -> tuple[Learner, dict[str, jax.Array]]:
+        valid = batch["valid"]
+        obs_stats, priv_stats = (
+            merge_stats(state.obs_stats, batch["obs"].reshape(-1, batch["obs"].shape[-1])),
+            merge_stats(state.priv_stats, batch["priv"].reshape(-1, batch["priv"].shape[-1])),
+        )
+        priv = normalise(priv_stats, jnp.concatenate([batch["priv"], batch["last_priv"][None]]))
+        values = networks.mlp_apply(state.params["value"], priv)[..., 0]
+        next_value = values[1:] * (1 - batch["term"])
+        cut = jnp.maximum(batch["cut"], 1 - valid)
+        adv = gae(batch["reward"], values[:-1], next_value, cut, cfg.discount, cfg.gae_lambda) * valid
+        target = adv + values[:-1]
+        mean = (adv * valid).sum() / valid.sum()
+        std = jnp.sqrt((valid * (adv - mean) ** 2).sum() / valid.sum()) + 1e-8
+        # The behaviour policy saw the observation under the statistics of its own iteration; those move little after the first few.
+        flat = {
+            "obs": batch["obs"],
+            "priv": batch["priv"],
+            "u": batch["u"],
+            "logp": batch["logp"],
+            "adv": (adv - mean) / std,
+            "target": target,
+            "valid": valid,
+        }
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), flat)
+        n = flat["adv"].shape[0]
+        size = n // cfg.minibatches
+
+        def one(
+            carry: tuple[Any, Any, jax.Array], idx: jax.Array
+        ) -> tuple[tuple[Any, Any, jax.Array], dict[str, jax.Array]]:
+            params, opt, lr = carry
+            mb = jax.tree.map(lambda x: x[idx], flat)
+            if reflect is not None:
+                order, sign = reflect["obs"]
+                mb["obs_mirrored"] = normalise(obs_stats, mb["obs"][:, order] * sign)
+            mb |= {"obs": normalise(obs_stats, mb["obs"]), "priv": normalise(priv_stats, mb["priv"])}
+            grads, aux = jax.grad(loss_fn, has_aux=True)(params, mb)
+            norm = optax.global_norm(grads)
+            grads = jax.tree.map(lambda g: g * jnp.minimum(1.0, cfg.max_grad_norm / (norm + 1e-8)), grads)
+            step, opt = adam.update(grads, opt)
+            params = jax.tree.map(lambda p, g: p - lr * g, params, step)
+            params["log_std"] = jnp.clip(params["log_std"], -2.5, 0.3)
+            lr = jnp.where(
+                aux["kl"] > 2 * cfg.desired_kl, lr / 1.2, jnp.where(aux["kl"] < 0.5 * cfg.desired_kl, lr * 1.2, lr)
+            )
+            return (params, opt, jnp.clip(lr, cfg.lr_min, cfg.lr_max)), aux
+
+        key = jax.random.wrap_key_data(state.key)
+        key, *keys = jax.random.split(key, cfg.epochs + 1)
+        order = jnp.concatenate(
+            [jax.random.permutation(k, n)[: size * cfg.minibatches].reshape(cfg.minibatches, size) for k in keys]
+        )
+        (params, opt, lr), aux = jax.lax.scan(one, (state.params, state.opt, state.lr), order)
+        metrics = {**jax.tree.map(jnp.mean, aux), "lr": lr, "std": jnp.exp(params["log_std"]).mean()}
+        return Learner(params, opt, lr, obs_stats, priv_stats, jax.random.key_data(key)), metrics
+
+    return jax.jit(update, donate_argnums=0)
+
+
+def schedule(cfg: PPOConfig, fraction: float) -> tuple[float, float]:
+    """Penalty factor and weight of the wide kernel at this fraction of training."""
+    low, high = cfg.penalty_ramp
+    penalty = cfg.penalty_start + (1 - cfg.penalty_start) * float(
+        np.clip((fraction - low) / max(high - low, 1e-9), 0.0, 1.0)
+    )
+    full, zero = cfg.wide_until
+    wide = cfg.wide_tracking * float(np.clip((zero - fraction) / max(zero - full, 1e-9), 0.0, 1.0))
+    return penalty, wide
+
+
+def train(
+    cfg: PPOConfig, out: str | Path, max_segments: int | None = None, verbose: bool = True, allow_changes: bool = False
+) -> Path:
+    """Trains, or goes on training, in the directory `out` (checkpoint.npz, config.json, metrics.jsonl); returns the checkpoint's path.
+
+    A directory that holds a run with another configuration is refused, except that `total_steps` may differ; with `allow_changes` the
+    run goes on under the new settings, and config.json keeps a list of what changed at which iteration.
+    """
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    config = json.loads(json.dumps(asdict(cfg)))
+    checkpoint, log = out / "checkpoint.npz", out / "metrics.jsonl"
+
+    probe = make_envs(cfg.env, 1, 1, 0)
+    obs, _ = probe.reset()
+    sizes = obs["state"].shape[1], obs["privileged_state"].shape[1], probe.action_space.shape[-1]
+    del probe
+    state, iteration = init_learner(cfg, *sizes), 0
+    if checkpoint.exists():
+        state, extra = storage.load_tree(checkpoint, state)
+        iteration = int(extra["iteration"])
+        storage.truncate_jsonl(log, "iteration", iteration)
+    storage.claim_config(
+        out / "config.json",
+        config,
+        free=("total_steps", "env_threads"),
+        changed_at=iteration if allow_changes else None,
+    )
+    update = make_update(cfg)
+    per_iteration = cfg.num_envs * cfg.unroll
+    total = -(-cfg.total_steps // per_iteration)
+    segments = 0
+    with ThreadPoolExecutor(1) as pool:
+        while iteration < total and (max_segments is None or segments < max_segments):
+            collector, start, begin = Collector(cfg, iteration // cfg.segment), time.monotonic(), iteration
+            rows = []
+
+            def collect(at: int) -> Any:
+                actor, log_std = jax.tree.map(np.asarray, (state.params["actor"], state.params["log_std"]))
+                stats = jax.tree.map(np.asarray, state.obs_stats)
+                # copies: the learner's buffers are donated while the collector still reads
+                actor, log_std, stats = jax.tree.map(lambda x: np.array(x, np.float32), (actor, log_std, stats))
+                return pool.submit(collector.collect, actor, log_std, stats, *schedule(cfg, at / total))
+
+            future = collect(iteration)
+            end = min(total, iteration + cfg.segment)
+            while iteration < end:
+                batch, summary = future.result()
+                if cfg.overlap and iteration + 1 < end:
+                    future = collect(iteration + 1)
+                state, metrics = update(state, batch)
+                if not cfg.overlap and iteration + 1 < end:
+                    future = collect(iteration + 1)
+                iteration += 1
+                rows.append({**summary, **{k: float(v) for k, v in metrics.items()}})
+                if iteration % 20 == 0 or iteration == end:
+                    mean = {k: round(float(np.mean([r[k] for r in rows])), 5) for k in rows[0]}
+                    rate = (iteration - begin) * per_iteration / (time.monotonic() - start)
+                    line = {
+                        "iteration": iteration,
+                        "steps": iteration * per_iteration,
+                        "steps_per_second": round(rate),
+                        **mean,
+                    }
+                    storage.append_jsonl(log, line)
+                    if verbose:
+                        print(json.dumps(line), flush=True)
+                    rows = []
+            storage.save_tree(checkpoint, state, {"iteration": iteration, "steps": iteration * per_iteration})
+            segments += 1
+    return checkpoint
