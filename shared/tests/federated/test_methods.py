@@ -1,3 +1,4 @@
+# ruff: noqa: E402  the imports come after the checks for optional packages
 """The baselines against values computed by hand: two clients, 2 x 2, rank one, weights 1/4 and 3/4."""
 
 import pytest

@@ -1,3 +1,4 @@
+# ruff: noqa: E402  the imports come after the checks for optional packages
 """Adapter states, their algebra, and the way through Flower's records and PEFT's layers."""
 
 import pytest

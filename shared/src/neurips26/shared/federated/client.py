@@ -1,3 +1,4 @@
+
 """The client side: a Flower ClientApp around a method and a task."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# ruff: noqa: D102  what overrides is documented in its base class
 """A generated federation with a known answer, for tests and for machines without data."""
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class LinearTask(Task):
         condition: ratio of the largest to the smallest input variance.
         seed: of targets and examples.
         head: adds a trained bias vector as the task's head.
+        empty: clients without any example.
     """
 
     name, kind = "linear", "generated"

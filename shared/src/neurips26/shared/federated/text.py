@@ -1,3 +1,4 @@
+# ruff: noqa: D102  what overrides is documented in its base class
 """Text classification over clients with MiniLM, its lower layers computed once."""
 
 from __future__ import annotations

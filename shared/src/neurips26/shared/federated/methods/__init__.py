@@ -1,3 +1,4 @@
+
 """Baselines, written once: each class says its equation, its source and what it does with mixed ranks."""
 
 from neurips26.shared.federated.methods.alone import HeadOnly, Local
@@ -38,4 +39,24 @@ METHODS = {
     )
 }
 
-__all__ = ["METHODS", "FactorMethod", "MergingMethod", "initial_a", *sorted(m.__name__ for m in METHODS.values())]
+__all__ = [
+    "METHODS",
+    "Centralized",
+    "FFA",
+    "FLoRA",
+    "FLoRANA",
+    "FactorMethod",
+    "FedEx",
+    "FedIT",
+    "FedPLoRA",
+    "FedProx",
+    "FedSA",
+    "FlexLoRA",
+    "HeadOnly",
+    "HetLoRA",
+    "Local",
+    "MergingMethod",
+    "RoLoRA",
+    "ZeroPad",
+    "initial_a",
+]

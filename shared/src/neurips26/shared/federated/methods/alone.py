@@ -1,3 +1,4 @@
+# ruff: noqa: D102  what overrides is documented in its base class
 """The lower bars: every client for itself, and a shared head without adapters."""
 
 from __future__ import annotations

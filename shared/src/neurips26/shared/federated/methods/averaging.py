@@ -1,3 +1,4 @@
+# ruff: noqa: D102  what overrides is documented in its base class
 """Methods that average factors: FedIT, FedProx, FFA-LoRA, RoLoRA, FedSA-LoRA, zero-padding, HetLoRA, Fed-PLoRA, FLoRA-NA.
 
 Notation: client i holds B_i (m, r_i), A_i (r_i, n) and scaling s_i; p_i are the weights of the round's participants and

@@ -1,3 +1,4 @@
+# ruff: noqa: D102  what overrides is documented in its base class
 """What several methods share: factors kept on the server, and updates merged into the base weights."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# ruff: noqa: D102  what overrides is documented in its base class
 """Methods that work with the exact sum of the clients' products: FlexLoRA, FLoRA (stacking), FedEx-LoRA."""
 
 from __future__ import annotations
