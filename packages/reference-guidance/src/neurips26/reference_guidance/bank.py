@@ -1,0 +1,403 @@
+"""The reference bank: latents, weights, labels, provenance, and the fingerprint of the space they live in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from neurips26.reference_guidance.errors import BankCorruptError, BankMismatchError, EmptyBankError, ImageError
+from neurips26.reference_guidance.images import fit_image, list_images, open_image, to_tensor_range
+from neurips26.reference_guidance.layouts import layout_for
+from neurips26.reference_guidance.posterior import squared_norms
+from neurips26.shared.arrays import check_choice, check_int, check_real
+
+__all__ = ["ReferenceBank"]
+
+_FORMAT = "neurips26-reference-bank-1"
+_THUMBNAIL = 64
+_ENCODE_BATCH = 4
+
+
+@dataclass
+class ReferenceBank:
+    """A swappable set of references in the latent space of one pipeline (or of no pipeline at all).
+
+    Attributes:
+        latents: (m, ...) in the scheduler's shape; may be mapped from a file.
+        weights: positive prior weights (m,), normalised; uniform by default.
+        labels: one label a reference ("" where there is none).
+        names: where each reference comes from (file name, prompt).
+        thumbnails: uint8 (m, 64, 64, 3) or ``None``.
+        fingerprint: layout, VAE class and digest; empty for a bank of bare latents.
+        grid: (h, w) of the latent grid, or ``None`` where unknown.
+        size: (height, width) of the images, or ``None``.
+        provenance: how the bank was made.
+    """
+
+    latents: Tensor
+    weights: Tensor | None = None
+    labels: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    thumbnails: Tensor | None = None
+    fingerprint: dict[str, str] = field(default_factory=dict)
+    grid: tuple[int, int] | None = None
+    size: tuple[int, int] | None = None
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        m = self.latents.shape[0] if self.latents.ndim else 0
+        if m == 0:
+            raise EmptyBankError("latents: expected at least one reference, got 0")
+        if self.latents.ndim < 2 or not self.latents.dtype.is_floating_point:
+            raise ValueError(f"latents: expected floats (m, ...), got {self.latents.dtype} {tuple(self.latents.shape)}")
+        if self.weights is None:
+            self.weights = torch.full((m,), 1.0 / m, dtype=torch.float64)
+        w = self.weights.double()
+        if w.shape != (m,) or not torch.isfinite(w).all() or (w < 0).any() or w.sum() <= 0:
+            raise ValueError(f"weights: expected {m} finite weights >= 0 with a positive sum, got {w.tolist()[:5]}")
+        self.weights = w / w.sum()
+        self.labels = self.labels or [""] * m
+        self.names = self.names or [str(i) for i in range(m)]
+        for name in ("labels", "names"):
+            if len(getattr(self, name)) != m:
+                raise ValueError(f"{name}: expected {m}, one a reference, got {len(getattr(self, name))}")
+
+    def __len__(self) -> int:
+        return self.latents.shape[0]
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """``||d_i||^2`` in float64, computed once."""
+        return squared_norms(self.latents)
+
+    @property
+    def log_prior(self) -> Tensor | None:
+        """Log prior weights, ``None`` where uniform."""
+        assert self.weights is not None
+        return None if bool((self.weights == self.weights[0]).all()) else self.weights.log().clamp_min(-1e300)
+
+    # Making one ---------------------------------------------------------------------------------------------------
+    @classmethod
+    def from_latents(cls, latents: Tensor | np.ndarray, **fields: Any) -> ReferenceBank:
+        """A bank of bare latents, e.g. of a toy flow in pixel space. Other attributes by keyword.
+
+        Raises:
+            ValueError: numbers that are not finite; the message names reference and position.
+        """
+        latents = torch.as_tensor(latents)
+        if latents.ndim >= 1 and latents.shape[0]:
+            _check_finite(latents, fields.get("names"))
+        return cls(latents, **fields)
+
+    @classmethod
+    def from_images(
+        cls,
+        pipe: Any,
+        images: Iterable[Any] | str | Path,
+        height: int,
+        width: int,
+        fit: Literal["contain", "cover", "stretch"] = "contain",
+        labels: Sequence[str] | None = None,
+        on_error: Literal["raise", "skip"] = "raise",
+        cache: str | Path | None = None,
+        progress: Callable[[Sequence[Any]], Iterable[Any]] | None = None,
+    ) -> ReferenceBank:
+        """Encode images (a folder, paths, PIL images or arrays) into the latent space of a pipeline.
+
+        Args:
+            pipe: a diffusers flow pipeline with a VAE.
+            images: what to encode; a folder is read by name.
+            height: pixels; rounded down to the pipeline's own multiple.
+            width: pixels, likewise.
+            fit: ``"contain"`` pads with black (the authors' way for folders), ``"cover"`` crops, ``"stretch"`` distorts
+                (their way for generated references).
+            labels: one label an image.
+            on_error: ``"skip"`` leaves unreadable images out and lists them in ``provenance["skipped"]``.
+            cache: folder for finished parts; an interrupted build continues there.
+            progress: wraps the list of batches, e.g. with a progress bar.
+        """
+        check_choice(on_error, "on_error", ("raise", "skip"))
+        check_int(height, "height", minimum=1)
+        check_int(width, "width", minimum=1)
+        layout = layout_for(pipe)
+        if isinstance(images, (str, Path)):
+            images = list_images(Path(images))
+        sources = list(images)
+        if labels is not None and len(labels) != len(sources):
+            raise ValueError(f"labels: expected {len(sources)}, one an image, got {len(labels)}")
+        multiple = 2 * getattr(pipe, "vae_scale_factor", 8)
+        height, width = max(multiple, height // multiple * multiple), max(multiple, width // multiple * multiple)
+        fitted, names, kept, skipped = [], [], [], []
+        for i, source in enumerate(sources):
+            name = str(source) if isinstance(source, (str, Path)) else f"image {i}"
+            try:
+                fitted.append(fit_image(open_image(source, f"images[{i}]"), height, width, fit))
+            except ImageError as error:
+                if on_error == "raise":
+                    raise
+                skipped.append({"name": name, "error": str(error)})
+                continue
+            names.append(Path(name).name if isinstance(source, (str, Path)) else name)
+            kept.append(i)
+        if not fitted:
+            raise EmptyBankError(
+                f"images: expected at least one readable image, got {len(sources)} of which 0 readable"
+            )
+        fingerprint = layout.fingerprint(pipe)
+        spatial = _encode(pipe, layout, fitted, fingerprint, Path(cache) if cache else None, progress)
+        _check_finite(spatial, names)
+        thumbs = np.stack([np.asarray(im.resize((_THUMBNAIL, _THUMBNAIL))) for im in fitted])
+        return cls(
+            layout.pack(spatial),
+            labels=[labels[i] for i in kept] if labels is not None else [],
+            names=names,
+            thumbnails=torch.from_numpy(thumbs),
+            fingerprint=fingerprint,
+            grid=(spatial.shape[-2], spatial.shape[-1]),
+            size=(height, width),
+            provenance={"source": "images", "fit": fit, "skipped": skipped},
+        )
+
+    @classmethod
+    def from_prompts(
+        cls, pipe: Any, prompts: Sequence[str | Mapping[str, Any]], seed: int, height: int, width: int, **call: Any
+    ) -> ReferenceBank:
+        """Let the pipeline itself draw the references, one a prompt, then encode them.
+
+        Args:
+            pipe: the pipeline.
+            prompts: prompts, or keyword arguments of the call (e.g. ``{"prompt_embeds": ...}``).
+            seed: reference ``i`` is drawn with seed ``seed + 1000 + i``, as in the authors' code.
+            height: pixels.
+            width: pixels.
+            call: further arguments of every call.
+        """
+        check_int(seed, "seed", minimum=0)
+        if len(prompts) == 0:
+            raise EmptyBankError("prompts: expected at least one prompt, got 0")
+        device = getattr(pipe, "_execution_device", "cpu")
+        images = []
+        for i, prompt in enumerate(prompts):
+            own = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt)
+            generator = torch.Generator(device=device).manual_seed(seed + 1000 + i)
+            images += pipe(**own, height=height, width=width, generator=generator, **call).images
+        bank = cls.from_images(pipe, images, height, width, fit="stretch")
+        text = [p if isinstance(p, str) else f"prompt {i}" for i, p in enumerate(prompts)]
+        provenance = {"source": "prompts", "seed": seed, "prompts": text}
+        return replace(bank, names=text if len(text) == len(bank) else bank.names, provenance=provenance)
+
+    # Keeping one --------------------------------------------------------------------------------------------------
+    def save(self, path: str | Path) -> Path:
+        """Write ``path`` (safetensors, with a checksum of the latents in its header); atomic."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        latents = self.latents.detach().cpu().contiguous()
+        assert self.weights is not None
+        tensors = {"latents": latents, "weights": self.weights.cpu()}
+        if self.thumbnails is not None:
+            tensors["thumbnails"] = self.thumbnails.contiguous()
+        head = {n: getattr(self, n) for n in ("labels", "names", "fingerprint", "grid", "size", "provenance")}
+        meta = {"format": _FORMAT, "header": json.dumps(head), "sha256": _digest(latents)}
+        partial = path.with_name(path.name + ".part")
+        save_file(tensors, partial, metadata=meta)
+        os.replace(partial, path)
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path, verify: bool = True) -> ReferenceBank:
+        """Open a bank. The latents are mapped, not read; ``verify`` streams through them once for the checksum.
+
+        Raises:
+            BankCorruptError: truncated, altered, or not a bank.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                meta = file.metadata() or {}
+                if meta.get("format") != _FORMAT:
+                    raise BankCorruptError(f"{path}: expected a reference bank ({_FORMAT}), got {meta.get('format')}")
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
+        except (SafetensorError, OSError) as error:
+            if isinstance(error, FileNotFoundError):
+                raise
+            raise BankCorruptError(f"{path}: truncated or not a safetensors file ({error})") from error
+        if verify and _digest(tensors["latents"]) != meta["sha256"]:
+            raise BankCorruptError(f"{path}: the latents do not match their checksum; build the bank again")
+        head = json.loads(meta["header"])
+        for key in ("grid", "size"):
+            head[key] = tuple(head[key]) if head[key] else None
+        return cls(**tensors, **head)
+
+    # Changing one -------------------------------------------------------------------------------------------------
+    def subset(self, keep: Sequence[int] | Tensor | str) -> ReferenceBank:
+        """References by index, boolean mask or label."""
+        if isinstance(keep, str):
+            keep = torch.tensor([label == keep for label in self.labels])
+        index = torch.as_tensor(keep)
+        index = index.nonzero().flatten() if index.dtype == torch.bool else index.long()
+        if index.numel() == 0:
+            raise EmptyBankError("keep: expected at least one reference to be left, got 0")
+        assert self.weights is not None
+        rows = index.tolist()
+        return replace(
+            self,
+            latents=self.latents[index],
+            weights=self.weights[index],
+            labels=[self.labels[i] for i in rows],
+            names=[self.names[i] for i in rows],
+            thumbnails=None if self.thumbnails is None else self.thumbnails[index],
+        )
+
+    def with_weights(self, weights: Sequence[float] | Tensor) -> ReferenceBank:
+        """The same references under another prior."""
+        return replace(self, weights=torch.as_tensor(weights, dtype=torch.float64))
+
+    def concat(self, other: ReferenceBank) -> ReferenceBank:
+        """Both banks as one; every reference keeps its share of its own bank times the bank's size."""
+        self._same_space(other)
+        assert self.weights is not None and other.weights is not None
+        both = None
+        if self.thumbnails is not None and other.thumbnails is not None:
+            both = torch.cat([self.thumbnails, other.thumbnails])
+        return replace(
+            self,
+            latents=torch.cat([self.latents, other.latents]),
+            weights=torch.cat([self.weights * len(self), other.weights * len(other)]),
+            labels=self.labels + other.labels,
+            names=self.names + other.names,
+            thumbnails=both,
+            provenance={"source": "concat", "parts": [self.provenance, other.provenance]},
+        )
+
+    def mix(self, other: ReferenceBank, fraction: float | int, size: int | None = None) -> ReferenceBank:
+        """A bank of ``size`` references, ``fraction`` of them from ``other`` (the authors' composition sweep).
+
+        Args:
+            other: the bank mixed in.
+            fraction: share of ``other``, 0 to 1.
+            size: number of references; by default the size of the smaller bank.
+        """
+        check_real(fraction, "fraction", minimum=0.0, maximum=1.0)
+        self._same_space(other)
+        size = min(len(self), len(other)) if size is None else check_int(size, "size", minimum=1)
+        theirs = round(fraction * size)
+        for bank, wanted, name in ((self, size - theirs, "self"), (other, theirs, "other")):
+            if wanted > len(bank):
+                raise ValueError(
+                    f"size: expected at most the references of each bank, got {wanted} of {len(bank)} ({name})"
+                )
+        if theirs == 0:
+            return self.subset(range(size))  # type: ignore[arg-type]
+        if theirs == size:
+            return other.subset(range(size))  # type: ignore[arg-type]
+        return self.subset(range(size - theirs)).concat(other.subset(range(theirs)))  # type: ignore[arg-type]
+
+    def resized(self, pipe: Any, height: int, width: int) -> ReferenceBank:
+        """The bank at another resolution by bilinear interpolation of latents (warns: encoding anew is better)."""
+        if self.grid is None or self.size is None:
+            raise BankMismatchError("grid: this bank does not know its latent grid and cannot be resized")
+        factor = self.size[0] // self.grid[0]
+        to = (height // factor, width // factor)
+        if to == self.grid:
+            return self
+        warnings.warn(
+            f"bank: latents resized from {self.grid} to {to}; encode the images again for sharp references",
+            stacklevel=2,
+        )
+        latents = layout_for(pipe).resize(self.latents, self.grid, to)
+        return replace(self, latents=latents, grid=to, size=(height, width))
+
+    # Guarding one -------------------------------------------------------------------------------------------------
+    def check_pipe(self, pipe: Any) -> None:
+        """Refuse a pipeline whose latent space is not the bank's."""
+        if not self.fingerprint:
+            return
+        theirs = layout_for(pipe).fingerprint(pipe)
+        for key, value in self.fingerprint.items():
+            if theirs.get(key) != value:
+                raise BankMismatchError(
+                    f"bank: made for {key} {value}, this pipeline has {theirs.get(key)}; build it again"
+                )
+
+    def check_latents(self, x: Tensor) -> None:
+        """Refuse samples of another shape; nothing is ever broadcast."""
+        if x.shape[1:] != self.latents.shape[1:]:
+            raise BankMismatchError(
+                f"bank: references have shape {tuple(self.latents.shape[1:])}, the sampler's latents {tuple(x.shape[1:])}"
+                " (another resolution: bank.resized(pipe, height, width))"
+            )
+
+    def nearest(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Index of and root-mean-square distance to the nearest reference of every sample (the copy check)."""
+        self.check_latents(x)
+        d = torch.cdist(x.flatten(1).double(), self.latents.flatten(1).to(x.device).double())
+        best = d.min(1)
+        return best.indices, best.values / x[0].numel() ** 0.5
+
+    def _same_space(self, other: ReferenceBank) -> None:
+        if self.latents.shape[1:] != other.latents.shape[1:] or self.fingerprint != other.fingerprint:
+            raise BankMismatchError(
+                f"other: expected a bank of shape {tuple(self.latents.shape[1:])} and the same VAE, "
+                f"got {tuple(other.latents.shape[1:])}"
+            )
+
+
+@torch.no_grad()
+def _encode(
+    pipe: Any, layout: Any, images: list[Image.Image], fingerprint: dict[str, str], cache: Path | None, progress: Any
+) -> Tensor:
+    """Latents of fitted images, a batch at a time; finished batches are kept in ``cache``."""
+    vae = pipe.vae
+    batches = [images[i : i + _ENCODE_BATCH] for i in range(0, len(images), _ENCODE_BATCH)]
+    done = []
+    for batch in progress(batches) if progress else batches:
+        pixels = to_tensor_range(batch)
+        part = None
+        if cache is not None:
+            key = hashlib.sha256(json.dumps(fingerprint).encode() + pixels.tobytes()).hexdigest()[:24]
+            part = cache / f"part-{key}.safetensors"
+            if part.exists():
+                with safe_open(part, framework="pt") as file:
+                    done.append(file.get_tensor("latents"))
+                continue
+        device = getattr(pipe, "_execution_device", vae.device)
+        z = layout.encode(pipe, torch.from_numpy(pixels).to(device, vae.dtype)).cpu()
+        if part is not None and cache is not None:
+            cache.mkdir(parents=True, exist_ok=True)
+            partial = part.with_suffix(".tmp")
+            save_file({"latents": z.contiguous()}, partial)
+            os.replace(partial, part)
+        done.append(z)
+    return torch.cat(done)
+
+
+def _check_finite(latents: Tensor, names: Sequence[str] | None) -> None:
+    for i in range(latents.shape[0]):  # row by row: a bank may be larger than memory
+        bad = ~torch.isfinite(latents[i])
+        if bad.any():
+            where = tuple(int(j) for j in bad.nonzero()[0])
+            name = f" ({names[i]})" if names else ""
+            raise ValueError(
+                f"latents: expected finite numbers, got {float(latents[i][where])} in reference {i}{name} at {where}"
+            )
+
+
+def _digest(latents: Tensor) -> str:
+    """SHA-256 over the rows, streamed: a mapped bank is never held in memory at once."""
+    digest = hashlib.sha256(str((latents.dtype, tuple(latents.shape))).encode())
+    for row in latents:
+        digest.update(row.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,170 @@
+r"""Reference-Mean Guidance: shift the endpoint mean towards the reference mean, and the flow follows.
+
+    u_guided = u_theta + beta_t (mu_ref - mu_theta) / (1 - t)      or, with diffusers' v = -u and sigma = 1 - t,
+    v_guided = v - beta_t (mu_ref - mu_theta) / sigma,   mu_theta = x - sigma v.
+
+``beta = 0`` is the base model, ``beta = 1`` the flow of the reference set alone, ``beta > 1`` extrapolates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neurips26.reference_guidance.bank import ReferenceBank
+from neurips26.reference_guidance.errors import BankMismatchError
+from neurips26.reference_guidance.posterior import METRICS, SCOPES, reference_mean
+from neurips26.reference_guidance.schedules import SCHEDULES, Schedule, beta, check_window, in_window, step_fraction
+from neurips26.shared.arrays import check_choice, check_int, check_real
+
+__all__ = ["MODES", "TIMES", "ReferenceMeanGuidance", "StepRecord"]
+
+TIMES = ("sigma", "step_fraction")
+MODES = ("in_step", "released", "released_first")
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What guidance did in one solver step; averages over the batch."""
+
+    step: int
+    sigma: float
+    t: float
+    beta: float
+    entropy: float
+    top1: float
+    correction: float
+
+    def to_json(self) -> dict[str, float | int]:
+        """As a plain dict."""
+        return dict(vars(self))
+
+
+@dataclass
+class ReferenceMeanGuidance:
+    """How a bank guides a sampler. Defaults are those of the authors' FLUX configurations, with the true time.
+
+    Attributes:
+        bank: the references, or one bank a sample of the batch.
+        strength: ``lambda``; above 1 extrapolates where the schedule reaches 1.
+        schedule: ``"quadratic"`` (lambda (1-t)^2), ``"bell"`` (4 lambda t (1-t)), ``"constant"`` or a function of t.
+        window: guidance acts at step fractions inside this closed interval.
+        topk: references kept at each step; ``None`` keeps all.
+        metric: ``"mean"`` (soft, as released) or ``"sum"`` (exact posterior, nearest neighbour in high dimension).
+        temperature: further softening of the posterior.
+        time: ``"sigma"`` (t = 1 - sigma, the true time) or ``"step_fraction"`` (t = step / (N - 1), as released).
+        scope: one softmax an image (``"global"``) or a token (``"patch"``).
+        region: weights in [0, 1] that broadcast against the latents; guidance acts only where they are above 0.
+        mode: ``"in_step"`` corrects the velocity before the solver uses it. ``"released"`` reproduces the authors'
+            callback after the step (velocity by finite differences), ``"released_first"`` their first public version,
+            which leaves the model's velocity out. Both released modes imply ``time="step_fraction"``.
+        chunk: references per block of the streamed softmax.
+        history: one :class:`StepRecord` a guided step of the last run.
+    """
+
+    bank: ReferenceBank | Sequence[ReferenceBank]
+    strength: float | int = 0.5
+    schedule: Schedule = "quadratic"
+    window: tuple[float | int, float | int] = (0.0, 0.95)
+    topk: int | None = 4
+    metric: str = "mean"
+    temperature: float | int = 1.0
+    time: str = "sigma"
+    scope: str = "global"
+    region: Tensor | None = None
+    mode: str = "in_step"
+    chunk: int | None = None
+    history: list[StepRecord] = field(default_factory=list, repr=False)
+
+    def __post_init__(self) -> None:
+        check_real(self.strength, "strength")
+        if isinstance(self.schedule, str):
+            check_choice(self.schedule, "schedule", SCHEDULES)
+        self.window = check_window(self.window)
+        if self.topk is not None:
+            check_int(self.topk, "topk", minimum=1)
+            self.topk = min(self.topk, max(len(b) for b in self.banks))
+        check_choice(self.metric, "metric", METRICS)
+        check_real(self.temperature, "temperature", minimum=0.0, inclusive=False)
+        check_choice(self.time, "time", TIMES)
+        check_choice(self.scope, "scope", SCOPES)
+        check_choice(self.mode, "mode", MODES)
+
+    @property
+    def banks(self) -> list[ReferenceBank]:
+        """The bank, or the bank of every sample, as a list."""
+        return [self.bank] if isinstance(self.bank, ReferenceBank) else list(self.bank)
+
+    def settings(self) -> dict[str, Any]:
+        """The numbers that define a run, for its record."""
+        names = ("strength", "window", "topk", "metric", "temperature", "time", "scope", "mode")
+        named = self.schedule if isinstance(self.schedule, str) else getattr(self.schedule, "__name__", "callable")
+        return {n: getattr(self, n) for n in names} | {"schedule": named, "references": [len(b) for b in self.banks]}
+
+    def mean(self, x: Tensor, t: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Reference mean of a batch with the entropy and largest weight of every sample."""
+        banks = self.banks
+        if len(banks) == 1:
+            return self._bank_mean(banks[0], x, t)
+        if len(banks) != x.shape[0]:
+            raise BankMismatchError(f"bank: expected one bank, or one a sample ({x.shape[0]}), got {len(banks)}")
+        each = [
+            self._bank_mean(b, x[i : i + 1], t[i : i + 1] if isinstance(t, Tensor) and t.ndim else t)
+            for i, b in enumerate(banks)
+        ]
+        mu, entropy, top1 = (torch.cat(parts) for parts in zip(*each))
+        return mu, entropy, top1
+
+    def _bank_mean(self, bank: ReferenceBank, x: Tensor, t: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        bank.check_latents(x)
+        k = None if self.topk is None else min(self.topk, len(bank))
+        mu, stats = reference_mean(
+            x, bank.latents, t, temperature=self.temperature, metric=self.metric, topk=k, log_prior=bank.log_prior,
+            chunk=self.chunk, scope=self.scope, norms=bank.norms,
+        )  # fmt: skip
+        return mu, stats.entropy.flatten(1).mean(1) if stats.entropy.ndim > 1 else stats.entropy, stats.top1
+
+    def active(self, step: int, steps: int, sigma: float) -> float:
+        """``beta`` of this step, 0 outside the window."""
+        if not in_window(step, steps, self.window):
+            return 0.0
+        return beta(self.schedule, self.strength, self.clock(step, steps, sigma))
+
+    def clock(self, step: int, steps: int, sigma: float) -> float:
+        """The ``t`` that schedule and posterior see."""
+        released = self.time == "step_fraction" or self.mode != "in_step"
+        return step_fraction(step, steps) if released else 1.0 - sigma
+
+    @torch.no_grad()
+    def correct(self, v: Tensor, x: Tensor, sigma: float | Tensor, step: int, steps: int) -> Tensor:
+        """Guided velocity in diffusers' sign.
+
+        Args:
+            v: the model's output, ``noise - data``.
+            x: the sample it was evaluated at.
+            sigma: noise level of the evaluation; a tensor that broadcasts against ``x`` where tokens differ.
+            step: index of the solver step.
+            steps: number of solver steps.
+
+        Returns:
+            ``v`` itself (the same object) where guidance does not act, otherwise the corrected velocity in float32.
+        """
+        level = float(torch.as_tensor(sigma).float().mean())
+        strength = self.active(step, steps, level)
+        if strength == 0.0 or level <= 0.0:
+            return v
+        x, v = x.float(), v.float()
+        noise = torch.as_tensor(sigma, dtype=torch.float32, device=x.device)
+        t = self.clock(step, steps, level)
+        mu_ref, entropy, top1 = self.mean(x, 1.0 - noise if noise.ndim and self.time == "sigma" else t)
+        # per-token schedules may contain clean tokens (sigma 0): they have nothing left to guide
+        shift = torch.where(noise > 0, (mu_ref - (x - noise * v)) / noise.clamp_min(1e-12), torch.zeros_like(x))
+        if self.region is not None:
+            shift = shift * self.region.to(x.device, x.dtype)
+        norm = float(strength * shift.flatten(1).norm(dim=1).mean())
+        self.history.append(StepRecord(step, level, t, strength, float(entropy.mean()), float(top1.mean()), norm))
+        return v - strength * shift

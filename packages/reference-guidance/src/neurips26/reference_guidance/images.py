@@ -1,0 +1,82 @@
+"""Reading reference images of any kind into RGB of one size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from neurips26.reference_guidance.errors import ImageError
+from neurips26.shared.arrays import check_choice
+
+__all__ = ["EXTENSIONS", "FITS", "fit_image", "list_images", "open_image", "to_rgb", "to_tensor_range"]
+
+FITS = ("contain", "cover", "stretch")
+EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
+
+
+def list_images(folder: Path) -> list[Path]:
+    """Image files of a folder by name."""
+    return sorted(p for p in Path(folder).iterdir() if p.is_file() and p.suffix.lower() in EXTENSIONS)
+
+
+def open_image(source: Any, name: str = "images") -> Image.Image:
+    """An RGB image from a path, a PIL image or an array (h, w) / (h, w, 3|4), uint8 or floats in [0, 1].
+
+    Raises:
+        ImageError: unreadable file or numbers that are not finite; the message names the file or position.
+    """
+    if isinstance(source, Image.Image):
+        return to_rgb(source)
+    if isinstance(source, (str, Path)):
+        try:
+            with Image.open(source) as image:
+                image.load()
+                return to_rgb(image)
+        except (OSError, SyntaxError, ValueError) as error:
+            raise ImageError(f"{name}: cannot read {source} ({error})") from error
+    array = np.asarray(source)
+    if array.dtype.kind == "f":
+        if not np.isfinite(array).all():
+            where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+            raise ImageError(f"{name}: expected finite pixels, got {array[where]} at {where}")
+        array = (array.clip(0, 1) * 255).round().astype(np.uint8)
+    if array.dtype != np.uint8 or array.ndim not in (2, 3):
+        raise ImageError(f"{name}: expected uint8 or float pixels (h, w[, c]), got {array.dtype} {array.shape}")
+    return to_rgb(Image.fromarray(array))
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """RGB with the orientation of the EXIF tag applied; alpha over black; 16 bits scaled, not clipped."""
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16") or image.mode == "I":
+        values = np.asarray(image).astype(np.float64)
+        return Image.fromarray((values / 257.0).round().clip(0, 255).astype(np.uint8)).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA") or (image.mode == "P" and "transparency" in image.info):
+        image = image.convert("RGBA")
+        canvas = Image.new("RGBA", image.size, (0, 0, 0, 255))
+        return Image.alpha_composite(canvas, image).convert("RGB")
+    return image.convert("RGB")
+
+
+def fit_image(image: Image.Image, height: int, width: int, fit: str) -> Image.Image:
+    """Bring an image to (height, width): ``contain`` pads with black, ``cover`` crops the centre, ``stretch`` distorts."""
+    check_choice(fit, "fit", FITS)
+    size = (width, height)
+    if fit == "stretch":
+        return image.resize(size, Image.Resampling.BICUBIC)  # the authors' resize of generated references
+    if fit == "cover":
+        return ImageOps.fit(image, size, method=Image.Resampling.LANCZOS)
+    inner = ImageOps.contain(image, size, method=Image.Resampling.LANCZOS)
+    canvas = Image.new("RGB", size, (0, 0, 0))
+    canvas.paste(inner, ((width - inner.width) // 2, (height - inner.height) // 2))
+    return canvas
+
+
+def to_tensor_range(images: Iterable[Image.Image]) -> np.ndarray:
+    """RGB images of one size as float32 (n, 3, h, w) in [-1, 1], the range of every diffusers VAE."""
+    pixels = np.stack([np.asarray(image, dtype=np.float32) for image in images])
+    return pixels.transpose(0, 3, 1, 2) / 127.5 - 1.0

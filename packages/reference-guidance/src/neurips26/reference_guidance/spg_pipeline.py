@@ -1,0 +1,59 @@
+"""SPG as a diffusers pipeline: ``pipe(num_samples, references=bank)``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from torch import Tensor
+
+from neurips26.reference_guidance.bank import ReferenceBank
+from neurips26.reference_guidance.spg import SPG, AnchorCache, euler_sample
+from neurips26.shared.arrays import check_int
+
+__all__ = ["SPGPipeline"]
+
+
+class SPGPipeline(DiffusionPipeline):
+    """Samples of an SPG under any reference set; with a VAE they are decoded.
+
+    The keys of a set are computed once and kept until another set comes.
+    """
+
+    _optional_components = ["vae"]
+
+    def __init__(self, model: SPG, vae: Any = None, latent_scale: float = 1.0) -> None:
+        super().__init__()
+        self.register_modules(model=model, vae=vae)
+        self.register_to_config(latent_scale=latent_scale)
+        self._bank: tuple[ReferenceBank, AnchorCache] | None = None
+
+    def cache(self, references: ReferenceBank) -> AnchorCache:
+        """Cached keys of a set."""
+        if self._bank is None or self._bank[0] is not references:
+            with torch.no_grad():
+                latents = references.latents.to(self.model.device, self.model.dtype)
+                self._bank = (references, self.model.anchor.cache(latents))
+        return self._bank[1]
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        num_samples: int,
+        references: ReferenceBank,
+        num_inference_steps: int = 20,
+        generator: torch.Generator | None = None,
+        latents: Tensor | None = None,
+    ) -> Tensor:
+        """Latents, or images in [-1, 1] where the pipeline has a VAE, of shape (num_samples, c, h, w)."""
+        check_int(num_samples, "num_samples", minimum=1)
+        s = self.model.sizes
+        if latents is None:
+            latents = torch.randn(num_samples, s.channels, s.height, s.width, generator=generator)
+        bank = self.cache(references)
+        noise = latents.to(self.model.device, self.model.dtype)
+        x = euler_sample(lambda x, t: self.model(x, t, bank).mean, noise, num_inference_steps)
+        if self.vae is None:
+            return x
+        return self.vae.decode(x / self.config.latent_scale, return_dict=False)[0]
