@@ -59,12 +59,14 @@ class TrainResult:
 class Windows:
     """All windows of some rows as a view: ``(C, N, L + H)`` float32, nothing is copied until a batch is taken."""
 
-    def __init__(self, rows: Float[np.ndarray, "t c"], lookback: int, horizon: int, first_row: int = 0):
+    def __init__(
+        self, rows: Float[np.ndarray, "t c"], lookback: int, horizon: int, first_row: int = 0, stride: int = 1
+    ):
         series = torch.from_numpy(np.ascontiguousarray(rows.T, dtype=np.float32))
         if series.shape[1] < lookback + horizon:
             raise ValueError(f"rows: {series.shape[1]} are too few for lookback + horizon = {lookback + horizon}")
-        self.view = series.unfold(1, lookback + horizon, 1)
-        self.lookback, self.first_row = lookback, first_row
+        self.view = series.unfold(1, lookback + horizon, stride)
+        self.lookback, self.first_row, self.stride = lookback, first_row, stride
 
     def __len__(self) -> int:
         return self.view.shape[1]
@@ -72,7 +74,7 @@ class Windows:
     def batch(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Look-backs ``(B, C, L)``, horizons ``(B, C, H)`` and the row number of each look-back's first value."""
         block = self.view[:, index].transpose(0, 1)
-        return block[..., : self.lookback], block[..., self.lookback :], index + self.first_row
+        return block[..., : self.lookback], block[..., self.lookback :], index * self.stride + self.first_row
 
 
 def forecast(model: nn.Module, x: torch.Tensor, phase: torch.Tensor) -> torch.Tensor:

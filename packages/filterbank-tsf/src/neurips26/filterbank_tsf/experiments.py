@@ -1,0 +1,321 @@
+"""The measurements behind the claims: each function depends on its arguments alone and returns JSON values."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from neurips26.shared.seeding import rng as stream
+
+from .alignment import alignment_curve, cka, phase_randomised, time_shuffled
+from .bank import fit_bank
+from .nn import DeepFilterBank, FilterBank
+from .peers import make_peer
+from .protocol import LTSFData, load_ltsf
+from .regression import ALPHA_GRID, RANK_GRID, RidgePath
+from .selection import candidates
+from .stats import WindowStats
+from .tables import bank_forecaster
+from .training import TrainConfig, Windows, score, train
+
+# Published MSE of FITS after its evaluation was corrected (arXiv 2307.03756, authors' table): nothing here is ours.
+FITS_PUBLISHED: dict[str, dict[int, float]] = {
+    "ETTh1": {96: 0.375, 192: 0.407, 336: 0.430, 720: 0.427},
+    "ETTh2": {96: 0.271, 192: 0.331, 336: 0.354, 720: 0.378},
+}
+# The bars of the table, fixed before the run.
+BARS: dict[str, dict[int, float]] = {
+    "ETTh1": {96: 0.364, 192: 0.402, 336: 0.416, 720: 0.420},
+    "ETTh2": {96: 0.267, 192: 0.328, 336: 0.354, 720: 0.378},
+}
+# Every second training window and few passes for all trained peers alike: two cores.
+PEER_STRIDE, PEER_EPOCHS, PEER_BATCH = 2, 4, 128
+TRAINED: tuple[str, ...] = ("dlinear", "fits", "sparsetsf", "cyclenet", "timebase", "olinear", "rootpurge")
+
+_loaded: dict[str, LTSFData] = {}
+
+
+def dataset(name: str) -> LTSFData:
+    """A benchmark, read once a process."""
+    if name not in _loaded:
+        _loaded[name] = load_ltsf(name)
+    return _loaded[name]
+
+
+def tuned() -> dict[str, dict[str, Any]]:
+    """Settings chosen by the tuning grids, as the tune record has them."""
+    return json.loads((Path(__file__).parent / "tuned.json").read_text("utf-8"))
+
+
+# -- rank and alignment -----------------------------------------------------------------------------------------------
+
+
+def rank_cell(name: str, horizon: int, lookback: int) -> dict[str, Any]:
+    """Losses against rank, the penalty of every rank chosen on validation."""
+    data = dataset(name)
+    grid = candidates(data, lookback, horizon)
+    train_stats = data.stats("train", lookback, horizon).normalised("mean")
+    test = data.stats("test", lookback, horizon).normalised("mean")
+    rows = grid.val.argmin(0)
+    low = [grid.low_rank(int(i), r).weight for i, r in zip(rows, grid.ranks)]
+    full = grid.ridge(int(grid.val_full.argmin())).weight
+    curve = alignment_curve(train_stats)
+    data.forget()
+    return {
+        "ranks": list(grid.ranks),
+        "train": [train_stats.mse(w) for w in low],
+        "val": grid.val.min(0).tolist(),
+        "test": [test.mse(w) for w in low],
+        "full": {"train": train_stats.mse(full), "val": float(grid.val_full.min()), "test": test.mse(full)},
+        "k95": curve.k_at(0.95),
+    }
+
+
+def alignment_cell(name: str, horizon: int, lookback: int, norm: str) -> dict[str, float]:
+    """Alignment on the training windows and what linear forecasters reach on the test windows."""
+    data = dataset(name)
+    train_stats, test = (data.stats(p, lookback, horizon).normalised(norm) for p in ("train", "test"))
+    curve, path = alignment_curve(train_stats), RidgePath(train_stats)
+    energy = float(np.trace(test.target)) / (test.count * test.horizon)
+    full = test.mse(path.weight(1e-2))
+    result = {
+        "p12": float(curve.cumulative[min(12, len(curve.power)) - 1]),
+        "r2_train": curve.r_squared,
+        "k95": curve.k_at(0.95),
+        "cka": cka(train_stats),
+        "r2_test": 1.0 - full / energy,
+        "gap12": test.mse(path.reduced_rank(1e-2, min(12, horizon)).weight) / full,
+        "gap4": test.mse(path.reduced_rank(1e-2, 4).weight) / full,
+    }
+    data.forget()
+    return result
+
+
+def surrogate_cell(name: str, seed: int, lookback: int = 336, horizon: int = 96) -> dict[str, float]:
+    """Alignment of the training rows, of a phase-randomised and of a time-shuffled copy."""
+    rows = dataset(name).rows("train", 0)
+    out = {}
+    for label, z in (
+        ("original", rows),
+        ("phases", phase_randomised(rows, stream(seed, "phases"))),
+        ("shuffled", time_shuffled(rows, stream(seed, "shuffle"))),
+    ):
+        curve = alignment_curve(WindowStats.from_series(z, lookback, horizon).normalised("mean"))
+        out[f"p12_{label}"], out[f"r2_{label}"] = float(curve.cumulative[11]), curve.r_squared
+    return out
+
+
+# -- cost -------------------------------------------------------------------------------------------------------------
+
+BANKS: tuple[tuple[int, float, int], ...] = (
+    (2, 0.5, 4), (2, 0.5, 8), (3, 0.5, 8), (4, 0.5, 6), (4, 0.5, 8), (4, 0.5, 12), (6, 0.5, 12), (4, 1.0, 8),
+    (6, 1.0, 8), (8, 1.0, 8), (8, 1.0, 12), (12, 1.0, 16),
+)  # fmt: skip
+
+
+def pareto_cell(name: str, horizon: int, lookback: int) -> list[dict[str, Any]]:
+    """Multiply-adds and errors of strided and global banks beside full-rank ridge at one look-back."""
+    data = dataset(name)
+    grid = candidates(data, lookback, horizon)
+    train_stats = data.stats("train", lookback, horizon).normalised("mean")
+    val, test = (data.stats(p, lookback, horizon).normalised("mean") for p in ("val", "test"))
+    row = int(grid.val_full.argmin())
+    points = [{"kind": "linear (ridge)", "macs": lookback * horizon, "setting": f"alpha {grid.alphas[row]:g}",
+               "val": float(grid.val_full.min()), "test": test.mse(grid.ridge(row).weight)}]  # fmt: skip
+    for j, rank in enumerate(grid.ranks):
+        if rank <= 32:
+            weight = grid.low_rank(int(grid.val[:, j].argmin()), rank).weight
+            points.append({"kind": "global bank", "macs": rank * (lookback + horizon), "setting": f"r{rank}",
+                           "val": val.mse(weight), "test": test.mse(weight)})  # fmt: skip
+    for filters, share, rank in BANKS:
+        size = max(2, round(data.spec.period * share))
+        best = None
+        for alpha in (1e-4, 1e-3, 1e-2, 1e-1):
+            bank = fit_bank(train_stats, min(filters, size), size, rank=rank, alpha=alpha, path=grid.path)
+            forecaster = bank_forecaster(bank)
+            loss = val.mse(forecaster.weight)
+            if best is None or loss < best["val"]:
+                best = {"kind": "strided bank", "macs": bank.macs(), "setting": f"K{filters} P{size} r{rank}",
+                        "val": loss, "test": test.mse(forecaster.weight)}  # fmt: skip
+        points.append(best)
+    data.forget()
+    return points
+
+
+def forward_pairs(repeats: int, batch: int = 8192) -> dict[str, list[float]]:
+    """CPU time of two banks relative to ``nn.Linear(720, 720)`` on the same batch, pair by pair, one thread."""
+    from neurips26.shared import bench
+
+    x = torch.randn(batch, 720, generator=torch.Generator().manual_seed(0))
+    linear = torch.nn.Linear(720, 720)
+    rng = np.random.default_rng(0)
+    banks = {
+        "global r12": FilterBank.from_factors(rng.normal(size=(720, 12)), rng.normal(size=(12, 720))),
+        "K8 P24 r12": FilterBank(720, 720, 8, 24, rank=12),
+        "K4 P24 S12 r8": FilterBank(720, 720, 4, 24, 12, rank=8),
+    }
+    out = {}
+    with torch.inference_mode():
+        for label, bank in banks.items():
+            bank.eval()
+            out[label] = list(bench.ratio(lambda b=bank: b(x), lambda: linear(x), repeats).pairs)
+    return out
+
+
+# -- laws -------------------------------------------------------------------------------------------------------------
+
+LAW_SETTINGS: tuple[tuple[int, ...], ...] = (
+    (4, 24, 24, 24, 24), (6, 12, 12, 24, 24), (4, 12, 6, 12, 12), (2, 24, 8, 24, 12), (3, 24, 12, 16, 16),
+)  # fmt: skip  K, P, S, Q, hop
+
+
+def rank_law_cell(index: int, seed: int) -> dict[str, int]:
+    """Numerical rank of a bank with random parameters after a few random gradient steps, and the law's value."""
+    filters, size, stride, synthesis, hop = LAW_SETTINGS[index // 4]
+    core = ("dense", "lowrank", "depthwise", "shared")[index % 4]
+    bank = FilterBank(
+        96, 48, filters, size, stride, filters, synthesis, hop, 5 if core == "lowrank" else None, core,
+        init="random", seed=seed,
+    )  # fmt: skip
+    optimiser = torch.optim.SGD(bank.parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(5):
+        x, y = torch.randn(64, 96, generator=generator), torch.randn(64, 48, generator=generator)
+        optimiser.zero_grad()
+        (bank(x) - y).square().mean().backward()
+        optimiser.step()
+    return {"rank": bank.effective_rank(), "law": bank.rank_bound, "macs": bank.macs()}
+
+
+# -- trained models ---------------------------------------------------------------------------------------------------
+
+
+def peer_cell(
+    name: str, horizon: int, peer: str, lookback: int, lr: float, seed: int, epochs: int, test: bool = True
+) -> dict[str, Any]:
+    """One trained peer: validation error, test errors on every window (unless tuning), CPU seconds, cost."""
+    data = dataset(name)
+    lookback = _fit_lookback(peer, lookback, horizon, data.spec.period)
+    started = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch announces complex modules as new
+        stats = data.stats("train", lookback, horizon) if peer == "olinear" else None
+        model = make_peer(peer, lookback, horizon, data.values.shape[1], data.spec.period, stats, seed)
+    windows = Windows(data.rows("train", lookback), lookback, horizon, 0, PEER_STRIDE)
+    val = Windows(data.rows("val", lookback), lookback, horizon, data.train_end - lookback)
+    history = train(model, windows, val, TrainConfig(lr, epochs, patience=2, batch=PEER_BATCH, seed=seed))
+    out: dict[str, Any] = {"val": history.best, "seconds": time.process_time() - started}
+    if test:
+        held = Windows(data.rows("test", lookback), lookback, horizon, data.val_end - lookback)
+        mse, mae = score(model, held)
+        out |= {"mse": mse, "mae": mae, "windows": len(held), "macs": model.macs(), "lookback": lookback}
+    data.forget()
+    return out
+
+
+def _fit_lookback(peer: str, lookback: int, horizon: int, period: int) -> int:
+    return lookback // period * period if peer in ("sparsetsf", "timebase") else lookback
+
+
+def deep_cell(name: str, horizon: int, lookback: int, lr: float, seed: int, epochs: int, test: bool = True) -> dict:
+    """The deep stack from its closed-form start: validation before and after, test of both."""
+    data = dataset(name)
+    train_stats = data.stats("train", lookback, horizon).normalised("mean")
+    bank = fit_bank(train_stats, 8, data.spec.period, rank=12, alpha=1e-2)
+    model = DeepFilterBank(lookback, horizon, bank, 3, hidden=32, period=data.spec.period, seed=seed)
+    windows = Windows(data.rows("train", lookback), lookback, horizon, 0, PEER_STRIDE)
+    val = Windows(data.rows("val", lookback), lookback, horizon, data.train_end - lookback)
+    closed_val = data.stats("val", lookback, horizon).normalised("mean").mse(bank.double_map().numpy())
+    held = Windows(data.rows("test", lookback), lookback, horizon, data.val_end - lookback)
+    start = score(model, held)[0] if test else float("nan")
+    history = train(model, windows, val, TrainConfig(lr, epochs, patience=2, batch=PEER_BATCH, seed=seed))
+    out = {"val_closed": closed_val, "val_start": history.val[0], "val": history.best, "epochs": len(history.train)}
+    if test:
+        out |= {"test_closed": start, "test": score(model, held)[0]}
+    data.forget()
+    return out
+
+
+# -- speed and memory -------------------------------------------------------------------------------------------------
+
+
+def statistics_pairs(repeats: int) -> list[float]:
+    """CPU time of the displacement recursion relative to blocked float64 accumulation, ETTh1-size, L=512, H=96."""
+    from neurips26.shared import bench
+
+    z = np.random.default_rng(0).normal(size=(8640, 7))
+    return list(
+        bench.ratio(
+            lambda: WindowStats.from_series(z, 512, 96, method="displacement"),
+            lambda: WindowStats.from_series(z, 512, 96, method="blocked"),
+            repeats,
+        ).pairs
+    )
+
+
+def closed_form_seconds(name: str, lookback: int) -> float:
+    """CPU seconds for the whole closed-form table at one look-back: four horizons, all penalties and ranks, selection
+    on validation, exact test error.
+    """
+    data = dataset(name)
+    data.forget()
+    started = time.process_time()
+    for horizon in data.spec.horizons:
+        grid = candidates(data, lookback, horizon, ranks=RANK_GRID, alphas=ALPHA_GRID)
+        row, column = np.unravel_index(grid.val.argmin(), grid.val.shape)
+        weight = grid.low_rank(int(row), grid.ranks[int(column)]).weight
+        data.stats("test", lookback, horizon).normalised("mean").mse(weight)
+    seconds = time.process_time() - started
+    data.forget()
+    return seconds
+
+
+def dlinear_epoch_seconds(name: str, lookback: int, seed: int) -> float:
+    """CPU seconds for one pass of DLinear by Adam over all training windows at all four horizons, with validation."""
+    data = dataset(name)
+    total = 0.0
+    for horizon in data.spec.horizons:
+        model = make_peer("dlinear", lookback, horizon, 7, data.spec.period, seed=seed)
+        windows = Windows(data.rows("train", lookback), lookback, horizon)
+        val = Windows(data.rows("val", lookback), lookback, horizon)
+        started = time.process_time()
+        train(model, windows, val, TrainConfig(1e-3, 1, batch=PEER_BATCH, seed=seed))
+        total += time.process_time() - started
+    return total
+
+
+_MEMORY = """
+import resource, sys, time
+import numpy as np
+from neurips26.filterbank_tsf.stats import WindowStats
+from neurips26.filterbank_tsf.regression import RidgePath, grid_losses
+rows, channels, lookback, horizon, solve = map(int, sys.argv[1:])
+z = np.random.default_rng(0).standard_normal((rows, channels))
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+before, started = peak(), time.process_time()
+stats = WindowStats.from_series(z, lookback, horizon).normalised("mean")
+if solve:
+    for _ in grid_losses(RidgePath(stats), [stats], (1e-2,), (12,)):
+        pass
+print(peak() - before, peak(), time.process_time() - started)
+"""
+
+
+def memory(rows: int, channels: int, lookback: int, horizon: int, solve: bool) -> dict[str, float]:
+    """Peak memory in MiB (above the imports and the data, and in all) and CPU seconds, in a process of its own."""
+    arguments = [str(int(v)) for v in (rows, channels, lookback, horizon, solve)]
+    done = subprocess.run(
+        [sys.executable, "-c", _MEMORY, *arguments], capture_output=True, text=True, check=True, env=dict(os.environ)
+    )
+    above, peak, seconds = map(float, done.stdout.split())
+    return {"above": above, "peak": peak, "seconds": seconds}

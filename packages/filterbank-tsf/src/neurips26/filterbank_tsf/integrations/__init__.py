@@ -1,0 +1,1 @@
+"""Bridges to other forecasting libraries; each needs its extra."""
