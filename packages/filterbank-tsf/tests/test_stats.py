@@ -85,7 +85,7 @@ def test_mse_equals_the_loop(z):
 
 
 @pytest.mark.parametrize("convert", [
-    lambda z: np.asfortranarray(z), lambda z: z[::-1][::-1], lambda z: z.astype(object), lambda z: z.tolist(),
+    np.asfortranarray, lambda z: z[::-1][::-1], lambda z: z.astype(object), lambda z: z.tolist(),
 ])  # fmt: skip
 def test_memory_order_and_types(z, convert):
     assert np.allclose(WindowStats.from_series(convert(z), 24, 12).moment, WindowStats.from_series(z, 24, 12).moment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +38,7 @@ class _Forecaster(BaseEstimator):
 
     # -- to be given by the subclass ----------------------------------------------------------------------------------
 
-    def _solve(self, stats: WindowStats, val: WindowStats | None, rows: list[np.ndarray]) -> LinearForecaster:
+    def _solve(self, stats: WindowStats, val: WindowStats | None, rows: list[np.ndarray]) -> Any:
         raise NotImplementedError
 
     def _needs_choice(self) -> bool:
@@ -124,8 +125,10 @@ class _Forecaster(BaseEstimator):
 
     def _publish(self) -> None:
         maps = [f.weight for f in self.forecasters_.values()]
-        self.coef_ = maps[0] if self.channel_mode == "shared" else np.stack(
-            [self.forecasters_[g].weight for g in self._groups()]
+        self.coef_ = (
+            maps[0]
+            if self.channel_mode == "shared"
+            else np.stack([self.forecasters_[g].weight for g in self._groups()])
         )
 
     # -- predicting ---------------------------------------------------------------------------------------------------
@@ -171,7 +174,7 @@ class _Forecaster(BaseEstimator):
             out[:, members] = np.concatenate(parts, 1).T
         out = out * self.std_ + self.mean_
         edges = np.cumsum([0, *(s.shape[1] for s in panel.series)])
-        return panel.rebuild([out[:, a:b] for a, b in zip(edges, edges[1:])], int(steps))
+        return panel.rebuild([out[:, a:b] for a, b in itertools.pairwise(edges)], int(steps))
 
     def score(self, y: object) -> float:
         """Minus the mean squared error, in scaled units, over all windows of ``y``."""
@@ -239,7 +242,9 @@ class _Forecaster(BaseEstimator):
 def _scale(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     finite = np.where(np.isfinite(values), values, np.nan)
     if np.isnan(finite).any():
-        finite = np.stack([np.where(np.isnan(c), np.nanmean(c) if np.isfinite(c).any() else 0.0, c) for c in finite.T], 1)
+        finite = np.stack(
+            [np.where(np.isnan(c), np.nanmean(c) if np.isfinite(c).any() else 0.0, c) for c in finite.T], 1
+        )
     return scaler(finite)
 
 
@@ -310,7 +315,7 @@ class ReducedRankForecaster(_Forecaster):
         self.alpha_ = alpha
         self.rank_ = rank if self.rank is not None else None
 
-    def _solve(self, stats: WindowStats, val: WindowStats | None, rows: list[np.ndarray]) -> LinearForecaster:
+    def _solve(self, stats: WindowStats, val: WindowStats | None, rows: list[np.ndarray]) -> Any:
         path = RidgePath(stats)
         if self.rank_ is None:
             return LinearForecaster(path.weight(self.alpha_), self.norm, label="ridge")
@@ -381,8 +386,10 @@ class FilterBankForecaster(_Forecaster):
         self.alpha_ = 1e-3 if self.alpha == "val" else self.alpha
         self.kernel_size_ = self.kernel_size
         if self.kernel_size is None:
-            series = parse(y, "y").series[0]
-            period = dominant_period(np.nan_to_num(series), self.lookback)
+            series = parse(y, "y").series
+            shortest = min(len(v) for v in series)
+            recent = np.nan_to_num(np.concatenate([v[len(v) - shortest :] for v in series], 1))
+            period = dominant_period(recent, self.lookback) if shortest >= 8 else self.lookback
             self.kernel_size_ = int(np.clip(period // 2, 2, self.lookback))
         super().fit(y, val)
         return self
@@ -405,7 +412,7 @@ class FilterBankForecaster(_Forecaster):
         losses = [val.mse(self._make(stats, a).double_map().numpy()) for a in ALPHA_GRID]
         self.alpha_ = ALPHA_GRID[int(np.argmin(losses))]
 
-    def _solve(self, stats: WindowStats, val: WindowStats | None, rows: list[np.ndarray]) -> LinearForecaster:
+    def _solve(self, stats: WindowStats, val: WindowStats | None, rows: list[np.ndarray]) -> Any:
         bank = self._make(stats, self.alpha_)
         if self.solver == "polish":
             polish(bank, stats, self.alpha_)
@@ -473,7 +480,7 @@ class DeepFilterBankForecaster(_Forecaster):
         self.seed = seed
         self.missing = missing
 
-    def _solve(self, stats: WindowStats, val: WindowStats | None, rows: list[np.ndarray]) -> LinearForecaster:
+    def _solve(self, stats: WindowStats, val: WindowStats | None, rows: list[np.ndarray]) -> Any:
         period = int(np.clip(dominant_period(np.nan_to_num(rows[0])[:, None], self.lookback), 4, self.lookback))
         bank = fit_bank(stats, self.n_filters, period, rank=self.rank, alpha=self.alpha)
         model = DeepFilterBank(
@@ -481,14 +488,20 @@ class DeepFilterBankForecaster(_Forecaster):
         )
         self.history_ = _adam(model, rows, self.lookback, self.horizon, self.epochs, self.seed, self.lr)
         self.model_ = model
-        return _Network(model)  # type: ignore[return-value]
+        return _Network(model)
 
     def _publish(self) -> None:
         """No single matrix."""
 
 
 def _adam(
-    model: torch.nn.Module, rows: list[np.ndarray], lookback: int, horizon: int, epochs: int, seed: int, lr: float = 1e-3
+    model: torch.nn.Module,
+    rows: list[np.ndarray],
+    lookback: int,
+    horizon: int,
+    epochs: int,
+    seed: int,
+    lr: float = 1e-3,
 ) -> list[float]:
     """Train on all but the newest fifth of the (complete) rows, stopping early on that fifth."""
     shortest = min(len(r) for r in rows)
@@ -497,7 +510,9 @@ def _adam(
         raise ValueError("missing='mask' is not possible with gradient training; fill the gaps first")
     cut = int(shortest * (1 - HOLD_OUT))
     if cut < lookback + horizon or shortest - cut < horizon:
-        raise ValueError(f"y has {shortest} rows: too few to hold out a fifth with lookback + horizon = {lookback + horizon}")
+        raise ValueError(
+            f"y has {shortest} rows: too few to hold out a fifth with lookback + horizon = {lookback + horizon}"
+        )
     windows, val = Windows(series[:cut], lookback, horizon), Windows(series[cut - lookback :], lookback, horizon)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -6,6 +6,7 @@ polars (each id a series of its own, lengths may differ).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -134,13 +135,19 @@ def frequency(times: pd.Index) -> Any:
         return times.freq
     if len(times) < 3:
         return pd.tseries.frequencies.to_offset(times[1] - times[0]) if len(times) == 2 else None
-    found = pd.infer_freq(times)
+    found = _infer(times)
     if found is not None:
         return pd.tseries.frequencies.to_offset(found)
     # Across a change to summer time the wall clock jumps but the instants are regular.
     if times.tz is not None:
-        found = pd.infer_freq(times.tz_convert("UTC"))
+        found = _infer(times.tz_convert("UTC"))
     return pd.tseries.frequencies.to_offset(found) if found is not None else None
+
+
+def _infer(times: pd.DatetimeIndex) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pandas announces that it will return an offset; both are understood here
+        return pd.infer_freq(times)
 
 
 def _future(index: pd.Index | None, horizon: int) -> pd.Index:

@@ -173,8 +173,77 @@ class FilterBank(nn.Module):
         """The forecast of each look-back."""
         if x.shape[-1] != self.lookback:
             raise ValueError(f"x must end in an axis of lookback={self.lookback} values, got shape {tuple(x.shape)}")
-        level = self.norm.level(x)
-        return self.synthesise(self.mix(self.analyse(x - level))) + level
+        if self._foldable:
+            return self._folded(x)
+        u, level = self._normalised_coefficients(x)
+        v = self.mix(u)
+        if self.norm.mode == "none":
+            return self.synthesise(v)
+        if self.hop < self.synthesis_size:
+            return self.synthesise(v) + level
+        # The level goes through the synthesis as one more coefficient: the forecast is written once.
+        v = torch.cat([v, level.unsqueeze(-1).expand(*v.shape[:-1], 1)], -1)
+        taps = torch.cat([self.synthesis, self.synthesis.new_ones(1, self.synthesis_size)])
+        return (v @ taps).flatten(-2)[..., : self.horizon]
+
+    @property
+    def _foldable(self) -> bool:
+        """Whether the level can travel through the small matrices as one more coefficient."""
+        return (
+            self.core_kind in ("dense", "lowrank")
+            and self.norm.mode == "mean"
+            and self.stride == self.kernel_size
+            and self.hop == self.synthesis_size
+            and not self.padding
+        )
+
+    def _folded(self, x: Float[torch.Tensor, "... l"]) -> Float[torch.Tensor, "... h"]:
+        """The same forecast in matrix products alone: the look-back is read once and the forecast written once.
+
+        A last filter of 1/L measures the level, the core takes ``level * sum(filter)`` off every coefficient and hands
+        the level on, a last synthesis filter of ones puts it back.
+        """
+        frames_in, frames_out, taps = self.frames_in, self.frames_out, self.analysis
+        analysis = torch.cat([taps, taps.new_full((1, self.kernel_size), 1.0 / self.lookback)])
+        first = self.core[0].unflatten(0, (frames_in, self.n_filters))
+        off = -torch.einsum("k,tkr->r", taps.sum(1), first).expand(frames_in, 1, -1)
+        first = torch.cat([first, off], 1).flatten(0, 1)
+        level = taps.new_zeros(frames_in, self.n_filters + 1, 1)
+        level[:, -1] = 1.0
+        level = level.flatten(0, 1)
+        if self.core_kind == "dense":
+            factors = [self._with_level(first, level)]
+        else:
+            last = F.pad(self.core[1], (0, 0, 0, 1))
+            carry = last.new_zeros(len(last), 1)
+            carry[-1] = 1.0
+            factors = [torch.cat([first, level], 1), self._with_level(last, carry)]
+        synthesis = torch.cat([self.synthesis, self.synthesis.new_ones(1, self.synthesis_size)])
+        flat = (x.reshape(-1, self.kernel_size) @ analysis.T).view(-1, frames_in * (self.n_filters + 1))
+        for factor in factors:
+            flat = flat @ factor
+        y = flat.reshape(-1, self.n_synthesis + 1) @ synthesis
+        return y.view(*x.shape[:-1], frames_out * self.synthesis_size)[..., : self.horizon]
+
+    def _with_level(self, factor: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
+        """Columns ``(T_out, K2)`` with one more coefficient a frame that carries the level."""
+        columns = factor.unflatten(1, (self.frames_out, self.n_synthesis))
+        return torch.cat([columns, level.unsqueeze(1).expand(-1, self.frames_out, -1)], 2).flatten(1)
+
+    def _normalised_coefficients(
+        self, x: Float[torch.Tensor, "... l"]
+    ) -> tuple[Float[torch.Tensor, "... t k"], Float[torch.Tensor, "... 1"]]:
+        """Coefficients of ``x - level``, and the level, reading the look-back once where frames do not overlap."""
+        if self.norm.mode == "none":
+            return self.analyse(x), x[..., :1]
+        if self.norm.mode == "mean" and self.stride == self.kernel_size and not self.padding:
+            frames = x.reshape(*x.shape[:-1], self.frames_in, self.kernel_size)
+            taps = torch.cat([self.analysis, self.analysis.new_full((1, self.kernel_size), 1.0 / self.lookback)])
+            both = frames @ taps.T
+            u, level = both[..., :-1], both[..., -1].sum(-1, keepdim=True)
+        else:
+            u, level = self.analyse(x), self.norm.level(x)
+        return u - level.unsqueeze(-1) * self.analysis.sum(1), level
 
     # -- as one matrix ------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ class DLinear(nn.Module):
         self.trend, self.season = nn.Linear(lookback, horizon), nn.Linear(lookback, horizon)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Forecasts ``(B, C, H)``."""
         half = (self.kernel - 1) // 2
         padded = torch.cat([x[..., :1].expand(*x.shape[:-1], half), x, x[..., -1:].expand(*x.shape[:-1], half)], -1)
         sums = F.pad(padded.cumsum(-1), (1, 0))
@@ -43,6 +44,7 @@ class NLinear(nn.Module):
         self.linear = nn.Linear(lookback, horizon)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Forecasts ``(B, C, H)``."""
         last = x[..., -1:]
         return self.linear(x - last) + last
 
@@ -59,6 +61,7 @@ class RLinear(nn.Module):
         self.linear = nn.Linear(lookback, horizon)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Forecasts ``(B, C, H)``."""
         mean = x.mean(-1, keepdim=True)
         deviation = (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
         return self.linear((x - mean) / deviation) * deviation + mean
@@ -83,6 +86,7 @@ class FITS(nn.Module):
         self.linear = nn.Linear(self.bins, self.outputs).to(torch.cfloat)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Forecasts ``(B, C, H)``."""
         mean = x.mean(-1, keepdim=True)
         deviation = (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
         low = self.linear(torch.fft.rfft((x - mean) / deviation)[..., : self.bins])
@@ -112,6 +116,7 @@ class SparseTSF(nn.Module):
         self.linear = nn.Linear(lookback // period, horizon // period, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Forecasts ``(B, C, H)``."""
         mean = x.mean(-1, keepdim=True)
         x = x - mean
         x = x + self.conv(x.reshape(-1, 1, x.shape[-1])).view_as(x)
@@ -136,6 +141,7 @@ class CycleNet(nn.Module):
         self.linear = nn.Linear(lookback, horizon)
 
     def forward(self, x: torch.Tensor, phase: torch.Tensor) -> torch.Tensor:
+        """Forecasts ``(B, C, H)``."""
         steps = (phase[:, None] + torch.arange(self.lookback + self.horizon)) % self.cycle
         cycle = self.queue[:, steps].transpose(0, 1)
         mean = x.mean(-1, keepdim=True)
@@ -163,6 +169,7 @@ class TimeBase(nn.Module):
         return self.extract(x.unflatten(-1, (-1, self.period)).transpose(-1, -2))  # ..., period, basis
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Forecasts ``(B, C, H)``."""
         mean = x.mean(-1, keepdim=True)
         y = self.combine(self._basis(x - mean)).transpose(-1, -2).flatten(-2)
         return y[..., : self.horizon] + mean
@@ -196,6 +203,7 @@ class OLinear(nn.Module):
         self.head = nn.Sequential(nn.Linear(horizon, 2 * width), nn.GELU(), nn.Linear(2 * width, horizon))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Forecasts ``(B, C, H)``."""
         mean = x.mean(-1, keepdim=True)
         deviation = (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
         h = self.enter(((x - mean) / deviation) @ self.q_in)
@@ -229,6 +237,7 @@ class RootPurge(nn.Module):
         self.linear = nn.Linear(lookback, horizon, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Forecasts ``(B, C, H)``."""
         mean = x.mean(-1, keepdim=True)
         return self.linear(x - mean) + mean
 

@@ -23,14 +23,18 @@ def rank_curves(path: Path, cells: Mapping[str, Mapping[str, Any]]) -> None:
         for ax, name in zip(np.atleast_1d(axes).ravel(), names):
             cell = cells[name]
             for part, colour in zip(("train", "val", "test"), (COLOURS[6], BASELINE, OURS)):
-                ax.plot(cell["ranks"], np.array(cell[part]) / cell["full"][part], "o-", ms=2.5, color=colour, label=part)
+                ax.plot(
+                    cell["ranks"], np.array(cell[part]) / cell["full"][part], "o-", ms=2.5, color=colour, label=part
+                )
             ax.axhline(1.0, color="k", lw=0.6)
             ax.set(xscale="log", title=name, xlabel="rank r", ylim=(0.95, 1.25))
         np.atleast_1d(axes).ravel()[0].set_ylabel("MSE / full rank")
         np.atleast_1d(axes).ravel()[0].legend()
 
 
-def alignment_curves(path: Path, curves: Mapping[str, AlignmentCurve], scatter: Sequence[tuple[str, float, float]]) -> None:
+def alignment_curves(
+    path: Path, curves: Mapping[str, AlignmentCurve], scatter: Sequence[tuple[str, float, float]]
+) -> None:
     """P(k) per data set, and alignment against what a linear forecaster reaches on the test part."""
     with figure(path, 1, 2) as (left, right):
         for name, curve in curves.items():
@@ -56,13 +60,22 @@ def filters(path: Path, analysis: np.ndarray, synthesis: np.ndarray, period: int
             axes[row, 1].set(title="magnitude", xlabel=f"cycles per {period} steps", xlim=(0, min(6, period / 2)))
 
 
-def pareto(path: Path, cells: Mapping[str, Sequence[Mapping[str, Any]]], peers: Mapping[str, Mapping[str, Any]]) -> None:
+def pareto(
+    path: Path, cells: Mapping[str, Sequence[Mapping[str, Any]]], peers: Mapping[str, Mapping[str, Any]]
+) -> None:
     """Multiply-adds against test error."""
     with figure(path, 1, len(cells)) as axes:
         for ax, (name, points) in zip(np.atleast_1d(axes), cells.items()):
             for i, kind in enumerate(("strided bank", "global bank", "linear (ridge)")):
                 chosen = [p for p in points if p["kind"] == kind]
-                ax.plot([p["macs"] for p in chosen], [p["test"] for p in chosen], "os^"[i], ms=4, color=COLOURS[i], label=kind)
+                ax.plot(
+                    [p["macs"] for p in chosen],
+                    [p["test"] for p in chosen],
+                    "os^"[i],
+                    ms=4,
+                    color=COLOURS[i],
+                    label=kind,
+                )
             for j, (peer, row) in enumerate(peers.get(name, {}).items()):
                 ax.plot(row["macs"], row["mse"], "x", color=COLOURS[3 + j % 5], label=peer)
             best = min(p["test"] for p in points)
@@ -71,7 +84,9 @@ def pareto(path: Path, cells: Mapping[str, Sequence[Mapping[str, Any]]], peers: 
         np.atleast_1d(axes)[0].legend(fontsize=7)
 
 
-def overlays(path: Path, history: np.ndarray, truth: np.ndarray, forecasts: Mapping[str, np.ndarray], titles: Sequence[str]) -> None:
+def overlays(
+    path: Path, history: np.ndarray, truth: np.ndarray, forecasts: Mapping[str, np.ndarray], titles: Sequence[str]
+) -> None:
     """Forecasts of a few windows over what came: ``history (n, L)``, ``truth (n, H)``."""
     with figure(path, 1, len(history), (3.6, 2.3)) as axes:
         for i, ax in enumerate(np.atleast_1d(axes)):

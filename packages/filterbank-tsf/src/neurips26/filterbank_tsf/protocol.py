@@ -7,6 +7,7 @@ start L rows early, so that their first forecast starts at their first row.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -232,10 +233,10 @@ def block_errors(
     """MSE on ``blocks`` contiguous runs of windows: paired units for comparing deterministic forecasters."""
     rows = data.rows(part, lookback)
     count = len(rows) - lookback - horizon + 1
-    edges = np.linspace(0, count, blocks + 1).astype(int)
+    edges = np.linspace(0, count, blocks + 1).astype(int).tolist()
     return np.array([
         model.mse(WindowStats.from_series(rows[a : b + lookback + horizon - 1], lookback, horizon))
-        for a, b in zip(edges, edges[1:])
+        for a, b in itertools.pairwise(edges)
     ])  # fmt: skip
 
 

@@ -7,6 +7,7 @@ misleads the first one; averaging over what neither can tell apart is the third 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -136,14 +137,14 @@ def blocked_cv(
     if count < 2 * folds:
         raise ValueError(f"z has {count} windows, too few for {folds} folds")
     kept = tuple(r for r in ranks if r <= min(lookback, horizon))
-    edges = np.linspace(0, count, folds + 1).astype(int)
+    edges = np.linspace(0, count, folds + 1).astype(int).tolist()
     whole = WindowStats.from_series(z, lookback, horizon)
     table = np.empty((folds, len(alphas), len(kept) + 1))
 
     def between(a: int, b: int) -> WindowStats:
         return WindowStats.from_series(z[a : b + lookback + horizon - 1], lookback, horizon)
 
-    for k, (a, b) in enumerate(zip(edges, edges[1:])):
+    for k, (a, b) in enumerate(itertools.pairwise(edges)):
         near = between(max(0, a - horizon), min(count, b + horizon))
         rest = replace(
             whole, moment=whole.moment - near.moment, total=whole.total - near.total, count=whole.count - near.count

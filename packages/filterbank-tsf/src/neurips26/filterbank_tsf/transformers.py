@@ -33,7 +33,9 @@ class _ChannelFirst(torch.nn.Module):
         return y.reshape(batch, channels, -1)
 
 
-def make_transformer(name: str, lookback: int, horizon: int, channels: int, seed: int = 0, **settings: Any) -> torch.nn.Module:
+def make_transformer(
+    name: str, lookback: int, horizon: int, channels: int, seed: int = 0, **settings: Any
+) -> torch.nn.Module:
     """PatchTST or iTransformer with neuralforecast's networks and reversible instance normalisation."""
     from neuralforecast.losses.pytorch import MSE
     from neuralforecast.models import PatchTST, iTransformer
@@ -71,7 +73,9 @@ def deep_against_transformers(ctx: Context) -> Measurement:
             continue
         names.append(name)
         lookback, horizon = data.spec.lookbacks[-1] // 2, data.spec.horizons[0]
-        bank = fit_bank(data.stats("train", lookback, horizon).normalised("mean"), 8, min(data.spec.period, lookback), rank=12)
+        bank = fit_bank(
+            data.stats("train", lookback, horizon).normalised("mean"), 8, min(data.spec.period, lookback), rank=12
+        )
         for seed in ctx.seeds(3):
             config = TrainConfig(1e-3, 30, seed=seed)
 

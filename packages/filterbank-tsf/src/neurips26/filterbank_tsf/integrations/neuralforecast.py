@@ -80,7 +80,9 @@ class FilterBank(BaseModel):
         )
         outputs = self.loss.outputsize_multiplier
         if outputs != 1:
-            raise ValueError(f"loss: the filter bank forecasts one value a step, {type(self.loss).__name__} needs {outputs}")
+            raise ValueError(
+                f"loss: the filter bank forecasts one value a step, {type(self.loss).__name__} needs {outputs}"
+            )
         size = min(kernel_size, input_size)
         self.bank = _Bank(input_size, h, n_filters, size, stride, rank=rank, core=core, norm=norm, seed=random_seed)
 

@@ -1,0 +1,74 @@
+"""Bridges: ONNX, neuralforecast, the transformers under our protocol."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from neurips26.filterbank_tsf.bank import fit_bank
+from neurips26.filterbank_tsf.nn import DeepFilterBank, FilterBank
+from neurips26.filterbank_tsf.stats import WindowStats
+
+
+@pytest.fixture(scope="module")
+def bank():
+    z = np.sin(2 * np.pi * np.arange(900) / 24)[:, None] + 0.1 * np.random.default_rng(0).normal(size=(900, 2))
+    return fit_bank(WindowStats.from_series(z, 96, 48).normalised("mean"), 4, 24, 12, rank=6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["overlapping", "folded", "deep"])
+def test_onnx_runs_and_agrees(bank, kind, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    from neurips26.filterbank_tsf.export import to_onnx
+
+    model = {"overlapping": bank, "folded": FilterBank(96, 48, 4, 24, rank=5), "deep": DeepFilterBank(96, 48, bank)}[
+        kind
+    ]
+    path = to_onnx(model, tmp_path / "bank.onnx")
+    x = np.random.default_rng(1).normal(size=(7, 96)).astype(np.float32)
+    (y,) = runtime.InferenceSession(str(path)).run(None, {"x": x})
+    assert np.allclose(y, model(torch.from_numpy(x)).detach().numpy(), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_neuralforecast_model(tmp_path, monkeypatch):
+    pytest.importorskip("neuralforecast")
+    from neuralforecast import NeuralForecast
+
+    from neurips26.filterbank_tsf.integrations.neuralforecast import FilterBank as Model
+
+    monkeypatch.chdir(tmp_path)  # lightning writes its logs where it stands
+    t = np.arange(400)
+    frame = pd.DataFrame({
+        "unique_id": np.repeat(["a", "b"], 400), "ds": np.tile(pd.date_range("2024-01-01", periods=400, freq="h"), 2),
+        "y": np.concatenate([np.sin(2 * np.pi * t / 24), np.cos(2 * np.pi * t / 24)]),
+    })  # fmt: skip
+    model = Model(h=24, input_size=96, max_steps=150, learning_rate=1e-2, accelerator="cpu", logger=False,
+                  enable_progress_bar=False, enable_checkpointing=False)  # fmt: skip
+    forecaster = NeuralForecast(models=[model], freq="h")
+    forecaster.fit(frame)
+    out = forecaster.predict()
+    truth = np.concatenate([np.sin(2 * np.pi * (t[:24] + 400) / 24), np.cos(2 * np.pi * (t[:24] + 400) / 24)])
+    assert list(out["unique_id"]) == ["a"] * 24 + ["b"] * 24
+    assert np.abs(out["FilterBank"].to_numpy() - truth).mean() < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["patchtst", "itransformer"])
+def test_transformers_train_and_score_on_every_window(name):
+    pytest.importorskip("neuralforecast")
+    from neurips26.filterbank_tsf.protocol import DataSpec, split
+    from neurips26.filterbank_tsf.training import TrainConfig
+    from neurips26.filterbank_tsf.transformers import make_transformer, run_model
+
+    z = np.sin(2 * np.pi * np.arange(600)[:, None] / np.array([24, 12, 8])) + 0.1
+    data = split("waves", z, ("a", "b", "c"), DataSpec("", None, 24))
+    small = (
+        dict(hidden_size=16, n_heads=2, encoder_layers=1)
+        if name == "patchtst"
+        else dict(hidden_size=16, n_heads=2, e_layers=1, d_ff=16)
+    )
+    model = make_transformer(name, 48, 24, 3, **small)
+    result = run_model(model, data, 48, 24, TrainConfig(1e-2, 3, batch=32))
+    assert 0 < result["mse"] < 0.9 and result["val"] < 0.9

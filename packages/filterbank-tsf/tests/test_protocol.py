@@ -1,0 +1,162 @@
+"""Borders, scaler, window counts and errors of the benchmark protocol; values on the real files where they are."""
+
+import os
+
+import numpy as np
+import pytest
+
+from neurips26.filterbank_tsf.benchmark import SPECS, evaluate, load_ltsf, window_count
+from neurips26.filterbank_tsf.linear import LinearForecaster, average, repeat_last, seasonal_naive
+from neurips26.filterbank_tsf.protocol import DataSpec, block_errors, dominant_period, split
+from neurips26.filterbank_tsf.regression import RidgePath
+from neurips26.filterbank_tsf.selection import averaged, blocked_cv, candidates, choose_by_blocks, choose_on_validation
+from neurips26.filterbank_tsf.tables import closed_form_table
+from neurips26.shared import data as shared_data
+from neurips26.shared.testing import needs
+
+
+def real(name):
+    """The benchmark, or a listed skip where the file is not on this machine."""
+    found = shared_data.find("filterbank-tsf", SPECS[name].file)
+    needs("data", found is not None, f"{SPECS[name].file}; set NEURIPS26_DATA")
+    return load_ltsf(name)
+
+
+@pytest.fixture(scope="module")
+def waves():
+    rng = np.random.default_rng(0)
+    z = np.sin(2 * np.pi * np.arange(1500)[:, None] / np.array([24, 12])) + 0.3 * rng.normal(size=(1500, 2))
+    return split("waves", z, ("a", "b"), DataSpec("", None, 24, (24, 48), (12,)))
+
+
+def test_borders_start_a_lookback_early(waves):
+    assert (waves.train_end, waves.val_end, waves.test_end) == (1050, 1200, 1500)
+    assert (
+        len(waves.rows("train", 48)) == 1050
+        and len(waves.rows("val", 48)) == 198
+        and len(waves.rows("test", 48)) == 348
+    )
+    assert np.array_equal(waves.rows("test", 48)[48], waves.values[1200])
+    assert window_count(348, 48, 12) == 289
+    assert np.allclose(waves.values[:1050].mean(0), 0) and np.allclose(waves.values[:1050].std(0), 1)
+    with pytest.raises(ValueError, match="before the first row"):
+        waves.rows("val", 1100)
+
+
+def test_evaluate_is_the_plain_average(waves):
+    model = LinearForecaster(np.random.default_rng(1).normal(size=(24, 12)), "mean")
+    w = np.concatenate([np.lib.stride_tricks.sliding_window_view(c, 36) for c in waves.rows("test", 24).T])
+    error = model.predict(w[:, :24]) - w[:, 24:]
+    got = evaluate(model, waves, 24, 12)
+    assert (got.mse, got.mae) == (
+        pytest.approx((error**2).mean(), rel=1e-12),
+        pytest.approx(np.abs(error).mean(), rel=1e-12),
+    )
+    assert got.windows == 289 and model.mse(waves.stats("test", 24, 12)) == pytest.approx(got.mse, rel=1e-9)
+    blocks = block_errors(model, waves, 24, 12, 17)  # 289 = 17 x 17: equal blocks
+    assert blocks.mean() == pytest.approx(got.mse, rel=1e-9)
+    with pytest.raises(ValueError, match="expected forecasts of shape"):
+        evaluate(lambda x: x[:, :5], waves, 24, 12)
+
+
+def test_naive_rows_and_averages(waves):
+    x = np.arange(48.0)[None]
+    assert np.allclose(repeat_last(48, 5).predict(x), 47)
+    assert np.allclose(seasonal_naive(48, 30, 24).predict(x)[0, :26], [*range(24, 48), 24, 25])
+    a, b = LinearForecaster(np.ones((24, 12)), "mean"), LinearForecaster(np.zeros((48, 12)), "last", np.ones(12))
+    both = average([a, b])
+    x = np.random.default_rng(2).normal(size=(3, 48))
+    assert np.allclose(both.predict(x), (a.predict(x) + b.predict(x)) / 2)
+    assert both.mse(waves.stats("test", 48, 12)) == pytest.approx(evaluate(both, waves, 48, 12).mse, rel=1e-9)
+    with pytest.raises(ValueError, match="period must be at most"):
+        seasonal_naive(12, 5, 24)
+
+
+def test_selectors_never_read_the_test_part(waves):
+    grids = [candidates(waves, n, 12) for n in (24, 48)]
+    tables = [blocked_cv(waves.rows("train", n), n, 12) for n in (24, 48)]
+    choices = [
+        choose_on_validation(grids),
+        choose_on_validation(grids, True),
+        averaged(grids),
+        choose_by_blocks(grids, tables),
+    ]
+    spoiled = split("waves", np.concatenate([waves.values[:1200], np.full((300, 2), 99.0)]), ("a", "b"), waves.spec)
+    grids = [candidates(spoiled, n, 12) for n in (24, 48)]
+    again = [
+        choose_on_validation(grids),
+        choose_on_validation(grids, True),
+        averaged(grids),
+        choose_by_blocks(grids, tables),
+    ]
+    for a, b in zip(choices, again):
+        assert np.allclose(a.forecaster.weight, b.forecaster.weight, atol=1e-8)
+
+
+def test_blocked_cv_sees_no_target_twice():
+    z = np.random.default_rng(3).normal(size=(300, 1))
+    base = blocked_cv(z, 6, 4, ranks=(1, 2), alphas=(0.1,), folds=5)
+    count = 291
+    changed = z.copy()
+    changed[6 + 58 + 4 : 110] += 5.0  # targets of the second block: the others' fits may use these rows, its own not
+    second = blocked_cv(changed, 6, 4, ranks=(1, 2), alphas=(0.1,), folds=5)
+    edges = np.linspace(0, count, 6).astype(int)
+    assert edges[1] == 58
+    assert not np.allclose(base[1], second[1]) and base.shape == (5, 1, 3)
+
+
+def test_table_on_a_series_that_a_dependency_ships():
+    data = load_ltsf("co2")
+    table = closed_form_table(data, 13, ("averaged", "rrr-val", "ridge", "repeat-last", "seasonal-naive"))
+    assert table["averaged"]["mse"] < 0.2 * table["seasonal-naive"]["mse"] < table["repeat-last"]["mse"]
+    assert table["ridge"]["windows"] == window_count(len(data.rows("test", 208)), 208, 13)
+    with pytest.raises(ValueError, match="rows must be among"):
+        closed_form_table(data, 13, ("patchtst",))
+
+
+def test_dominant_period():
+    t = np.arange(2000)
+    assert dominant_period((np.sin(2 * np.pi * t / 24) + 0.01 * t)[:, None]) == 24
+
+
+def test_real_counts_and_scaler():
+    data = real("ETTh1")
+    assert data.stats("test", 336, 96).count == 7 * 2785 and data.stats("test", 336, 720).count == 7 * 2161
+    path = shared_data.require("filterbank-tsf", "ETTh1.csv")
+    oil = np.genfromtxt(path, delimiter=",", skip_header=1, usecols=7)[:8640]
+    assert data.mean[-1] == pytest.approx(oil.mean()) and data.std[-1] == pytest.approx(oil.std())
+    illness = real("illness")
+    assert len(illness.rows("test", 0)) == 193
+
+
+def test_real_numbers_of_the_closed_forms():
+    data = real("ETTh1")
+    train, test = (data.stats(p, 512, 96).normalised("mean") for p in ("train", "test"))
+    path = RidgePath(train)
+    assert test.mse(path.weight(0.01)) == pytest.approx(0.3667, abs=5e-4)
+    assert test.mse(path.reduced_rank(0.01, 12).weight) == pytest.approx(0.362, abs=1e-3)
+    exchange = real("exchange")
+    assert repeat_last(96, 96).mse(exchange.stats("test", 96, 96)) == pytest.approx(0.0811, abs=1e-4)
+
+
+def test_bad_files(tmp_path):
+    with pytest.raises(ValueError, match="name must be one of"):
+        load_ltsf("ETTh3")
+    with pytest.raises(shared_data.DataMissing, match=r"weather\.csv"):
+        load_ltsf("weather")
+    with pytest.raises(shared_data.DataMissing, match=r"ETTh1\.csv"):
+        load_ltsf("ETTh1", tmp_path)
+    rows = "\n".join(f"2020-01-01,{i % 7},{i % 5}" for i in range(200))
+    (tmp_path / "national_illness.csv").write_text("datum,a,b\n" + rows)
+    with pytest.raises(ValueError, match="first column must be 'date'"):
+        load_ltsf("illness", tmp_path)
+    (tmp_path / "national_illness.csv").write_text("date,a,b\n" + rows.replace("2020-01-01,3,3", "2020-01-01,,3", 1))
+    with pytest.raises(ValueError, match="column 'a' holds nan at row 3"):
+        load_ltsf("illness", tmp_path)
+    (tmp_path / "ETTh1.csv").write_text("date,a,b\n" + rows)
+    with pytest.raises(ValueError, match="at least 14400 rows"):
+        load_ltsf("ETTh1", tmp_path)
+    constant = np.stack([np.ones(300), np.arange(300) % 7], 1)
+    with pytest.warns(RuntimeWarning, match=r"scaled by 1: channel \[0\]"):
+        assert split("c", constant, ("a", "b"), DataSpec("", None, 7)).std[0] == 1.0
+    assert os.path.exists(tmp_path / "ETTh1.csv")
