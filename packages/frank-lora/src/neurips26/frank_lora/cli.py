@@ -2,32 +2,111 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
 
-import numpy as np
 import tyro
-
-from neurips26.frank_lora.shrinkage import shrink
 
 __all__ = ["main"]
 
 
 @dataclass
-class Shrink:
-    """Shrink the given observations."""
+class Run:
+    """Run a federation of a TOML file (keys as in Flower's run configuration) in this process or on Ray."""
 
-    x: Annotated[list[float], tyro.conf.Positional]
-    """Observations."""
-    noise: float = 1.0
-    """Their standard deviation."""
+    config: Annotated[Path, tyro.conf.Positional]
+    """TOML file with the settings."""
+    backend: str = "sequential"
+    """sequential or ray."""
+    out: Path | None = None
+    """Folder for checkpoints, clients' private state and the result."""
+    resume: bool = False
+    """Go on after the newest checkpoint in the folder."""
+    set: dict[str, str] = field(default_factory=dict)
+    """Settings that replace those of the file."""
 
     def __call__(self) -> int:
-        print(*np.round(shrink(np.asarray(self.x), self.noise), 6))
+        from neurips26.shared.federated import FedConfig, run_federated
+
+        settings: dict[str, Any] = tomllib.loads(self.config.read_text("utf-8"))
+        result = run_federated(FedConfig.from_run_config(settings | self.set), self.backend, self.out, self.resume)
+        _print(result)
         return 0
+
+
+@dataclass
+class Compare:
+    """Run several methods on the linear federation at equal settings and print losses and bytes."""
+
+    methods: tuple[str, ...] = ("frank", "flora", "flexlora", "hetlora", "ffa")
+    """Names as in the claims' tables."""
+    seeds: int = 1
+    """Seeds, from 0."""
+
+    def __call__(self) -> int:
+        from neurips26.frank_lora.experiments import VARIANTS, chosen, rates, run
+        from neurips26.shared.arrays import check_choice
+
+        print(f"{'method':32s} {'lr':>7s} {'loss':>9s} {'MB up':>9s} {'MB down':>9s}")
+        for name in self.methods:
+            check_choice(name, "methods", VARIANTS)
+            lr = chosen("linear").get(name, rates("linear", name)[1])
+            rows = [run("linear", name, lr, seed, "quick") for seed in range(self.seeds)]
+            loss = sum(r["loss"] for r in rows) / len(rows)
+            print(f"{name:32s} {lr:7.3g} {loss:9.4f} {sum(rows[0]['up']):9.3f} {sum(rows[0]['down']):9.3f}")
+        return 0
+
+
+@dataclass
+class Snr:
+    """Measured and predicted signal to noise of a step with frozen A, by rank."""
+
+    n: int = 384
+    """Input width."""
+    kind: str = "gaussian"
+    """Distribution of A."""
+    draws: int = 64
+    """Matrices A a rank."""
+
+    def __call__(self) -> int:
+        import torch
+
+        from neurips26.frank_lora import measure_snr, snr_theory
+
+        gradient = torch.randn(64, self.n, generator=torch.Generator().manual_seed(0))
+        print(f"{'rank':>5s} {'measured':>10s} {'predicted':>10s}")
+        for r in (1, 2, 4, 8, 16, 32, 64):
+            if r <= self.n:
+                measured = measure_snr(gradient, r, self.draws, self.kind)
+                print(f"{r:5d} {measured:10.5f} {snr_theory(r, self.n, self.kind):10.5f}")
+        return 0
+
+
+@dataclass
+class Settings:
+    """Every setting of a run with its default, as TOML for ``run`` or ``flwr run --run-config``."""
+
+    def __call__(self) -> int:
+        import json
+
+        from neurips26.shared.federated import FedConfig
+
+        for key, value in FedConfig().to_run_config().items():
+            print(f"{key} = {json.dumps(value)}")
+        return 0
+
+
+def _print(result: Any) -> None:
+    for row in result.history:
+        if row["column"] == "global":
+            print(f"round {row['round']:4d}  {row['metric']:10s} {row['value']:.5f}")
+    up, down = result.meter.total("up") / 1e6, result.meter.total("down") / 1e6
+    print(f"megabytes up {up:.3f}, down {down:.3f}")
 
 
 def main(argv: list[str]) -> int:
     """Run one verb."""
-    verb = tyro.extras.subcommand_cli_from_dict({"shrink": Shrink}, args=argv, prog="neurips26 frank-lora")
-    return verb()
+    verbs = {"run": Run, "compare": Compare, "snr": Snr, "settings": Settings}
+    return tyro.extras.subcommand_cli_from_dict(verbs, args=argv, prog="neurips26 frank-lora")()

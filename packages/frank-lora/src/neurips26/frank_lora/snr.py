@@ -11,7 +11,6 @@ the SNR is linear in the rank and that the rate must follow the rank; the formul
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 

@@ -1,4 +1,3 @@
-
 """The client side: a Flower ClientApp around a method and a task."""
 
 from __future__ import annotations

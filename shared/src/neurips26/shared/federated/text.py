@@ -137,7 +137,8 @@ class TextTask(Task):
         targets: projections that are adapted.
         train_size, test_size: examples used, drawn by class-stratified sampling from the files.
         max_length: tokens kept of a text.
-        seed: of sampling and partition; a fifth of the training examples is the validation split.
+        seed: of the partition.
+        sample_seed: of the choice of examples; a fifth of the training examples is the validation split.
     """
 
     name, kind = "text", "real"
@@ -155,6 +156,7 @@ class TextTask(Task):
         test_size: int = 600,
         max_length: int = 32,
         seed: int = 0,
+        sample_seed: int = 0,
     ) -> None:
         check_int(layers, "layers", minimum=1, maximum=6)
         for target in targets:
@@ -169,9 +171,10 @@ class TextTask(Task):
         labels, test_labels = np.array([index[n] for n in names]), np.array([index[n] for n in test_names])
         self.num_clients = num_clients
         self._settings = {"num_clients": num_clients, "alpha": alpha, "layers": layers, "seed": seed}
-        chosen = _stratified(labels, train_size, derive(seed, "train"))
-        chosen_test = _stratified(test_labels, test_size, derive(seed, "test"))
-        held = rng(seed, "validation").permutation(len(chosen))[: len(chosen) // 5]
+        self._settings |= {"sample_seed": sample_seed, "train_size": train_size, "test_size": test_size}
+        chosen = _stratified(labels, train_size, derive(sample_seed, "train"))
+        chosen_test = _stratified(test_labels, test_size, derive(sample_seed, "test"))
+        held = rng(sample_seed, "validation").permutation(len(chosen))[: len(chosen) // 5]
         inside = np.setdiff1d(np.arange(len(chosen)), held)
         self._texts = {
             "train": ([texts[i] for i in chosen[inside]], labels[chosen[inside]]),

@@ -1,4 +1,3 @@
-
 """Baselines, written once: each class says its equation, its source and what it does with mixed ranks."""
 
 from neurips26.shared.federated.methods.alone import HeadOnly, Local
