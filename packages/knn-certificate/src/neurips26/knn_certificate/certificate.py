@@ -22,7 +22,7 @@ from jaxtyping import Bool
 
 from neurips26.knn_certificate import bounds
 
-__all__ = ["Certificate", "Term", "verify"]
+__all__ = ["Certificate", "Term", "terms_row", "verify"]
 
 
 @dataclass(frozen=True)
@@ -218,6 +218,23 @@ def verify(certificate: Certificate) -> list[str]:
             union = union | c.events["stability"]
         compare("joint events", bool((union == c.events["joint"]).all()), True)
     return problems
+
+
+def terms_row(certificate: Certificate, test_error: float) -> dict[str, float]:
+    """The figures of a blocked certificate as one flat row, with the test error it is compared with."""
+    c = certificate
+    if c.joint is None or c.holdout_bound is None:
+        raise ValueError(f"certificate: expected one of mode 'blocked' or 'folds', got {c.mode!r}")
+    return {
+        "certificate": c.bound,
+        "test error": test_error,
+        "geometry": c.geometry.estimate,
+        "disagreement": c.disagreement.estimate,
+        "joint": c.joint.estimate,
+        "stability": c.stability.estimate if c.stability else 0.0,
+        "three terms one by one": c.additive_bound,
+        "hold-out": c.holdout_bound,
+    }
 
 
 _LOO = {

@@ -1,1 +1,600 @@
-"""The paper's claims and how each is tested."""
+"""The paper's claims and how each is tested.
+
+The abstract states a rate, ``O~(sqrt(n d) / m)``, a threshold and an improvement; it names no algorithm. What is measured
+here are two polynomial-time estimators: least absolute deviations ("lad", for which the rate is proved in ``bounds``) and
+the scale mixture ("npmle"). Neither is claimed to be the paper's.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from neurips26.shared import seeding
+from neurips26.shared.claims import Claim, Criterion, DataUse, Measurement, Series, Tuning, measures, tunes
+from neurips26.shared.context import Context
+from neurips26.subset_of_signals import experiments, pictures, robust
+from neurips26.subset_of_signals.choices import CHOICES
+from neurips26.subset_of_signals.datasets import Hubble, hubble, real_design
+from neurips26.subset_of_signals.experiments import FAMILY, PREVIOUS, TUNED, error, fit
+from neurips26.subset_of_signals.inference import lad_covariance
+from neurips26.subset_of_signals.lad import lad
+from neurips26.subset_of_signals.npmle import npmle
+from neurips26.subset_of_signals.simulate import NOISE_LAWS, Sample, subset_of_signals
+
+_EFFECTS = "neurips26.subset_of_signals.effects"
+_ABSTRACT = "rate ~ sqrt(nd)/m up to logarithms (abstract; no experiment)"
+_GENERATED = [DataUse("drawn from the model", "generated")]
+#: So noisy that the density of a bad source at zero does not count.
+_VERY_BAD = 1e6
+
+
+def _cell(factors: dict[str, Any], seed: int, method: str, value: float) -> dict[str, Any]:
+    return {"factors": factors, "seed": seed, "method": method, "value": float(value)}
+
+
+def _errors(
+    ctx: Context, conditions: Sequence[dict[str, Any]], seeds: Sequence[int], methods: Sequence[str], label: str
+) -> list[dict[str, Any]]:
+    """Errors of the methods on the same draws, one stored cell a condition and seed."""
+    cells = []
+    work = [(c, s) for c in conditions for s in seeds]
+    for factors, seed in ctx.track(work, label):
+
+        def draw(factors: dict[str, Any] = factors, seed: int = seed) -> list[float]:
+            sample = subset_of_signals(
+                factors["n"], factors["m"], factors["d"], noise=factors["law"], bad=factors["bad"], seed=seed
+            )
+            return [_once(factors, seed, m, sample) for m in methods]
+
+        values = ctx.cell({"factors": factors, "seed": seed, "methods": list(methods)}, draw)
+        cells += [_cell(factors, seed, m, v) for m, v in zip(methods, values)]
+    return cells
+
+
+#: Errors measured in this process: two claims that look at the same draw compute it once.
+_MEASURED: dict[tuple[Any, ...], float] = {}
+
+
+def _once(factors: dict[str, Any], seed: int, method: str, sample: Sample) -> float:
+    key = (*sorted((k, v) for k, v in factors.items() if k != "condition"), seed, method)
+    if key not in _MEASURED:
+        _MEASURED[key] = error(method, sample, seed)
+    return _MEASURED[key]
+
+
+def _condition(n: int, m: int, d: int, law: str = "two-level", bad: float = _VERY_BAD) -> dict[str, Any]:
+    return {"n": n, "m": m, "d": d, "law": law, "bad": bad}
+
+
+def _by_seed(cells: Sequence[dict[str, Any]], method: str) -> Series:
+    """A method's values over conditions and seeds, in the order of the cells."""
+    return Series(TUNED.get(method, {}), [c["value"] for c in cells if c["method"] == method])
+
+
+def _scaling(ctx: Context, factor: str, conditions: list[dict[str, Any]], slope: float) -> Measurement:
+    seeds = ctx.seeds(40)
+    cells = _errors(ctx, conditions, seeds, ("lad",), f"slope in {factor}")
+    # What users run today, the mixture and the oracle, on a few of the draws: for the picture.
+    cells += _errors(ctx, conditions, seeds[:3], ("ols", "npmle", "oracle"), f"others in {factor}")
+    picture = ctx.figure(f"scaling-{factor}.png")
+    pictures.scaling(cells, factor, slope, picture)
+    return Measurement(cells=cells, seeds=seeds, data=_GENERATED, figures=[picture])
+
+
+@measures(
+    Claim(
+        id="rate-in-signals",
+        statement="The recovery error falls in inverse proportion to the number m of sources with bounded noise.",
+        paper_value=_ABSTRACT,
+        scope="scaled down",
+        metric="exponent of LAD's RMS error in m (theory -1)",
+        unit="1",
+        direction="equal",
+        criterion=Criterion("slope", at_least=-1.1, at_most=-0.9, effect=f"{_EFFECTS}:slope_in_m"),
+    )
+)
+def rate_in_signals(ctx: Context) -> Measurement:
+    n, d = (2_000, 4) if ctx.tier == "quick" else (6_000, 8)
+    # From 3 sqrt(nd) on, where the asymptotic law holds, to a third of the sources.
+    ms = [round(f * math.sqrt(n * d)) for f in ((3, 5, 8) if ctx.tier == "quick" else (3, 4, 5.5, 7.5, 10))]
+    return _scaling(ctx, "m", [_condition(n, m, d) for m in ms], -1.0)
+
+
+@measures(
+    Claim(
+        id="rate-in-sources",
+        statement="At a fixed number of signals the error grows with the square root of the number n of sources.",
+        paper_value=_ABSTRACT,
+        scope="scaled down",
+        metric="exponent of LAD's RMS error in n (theory 1/2)",
+        unit="1",
+        direction="equal",
+        criterion=Criterion("slope", at_least=0.4, at_most=0.6, effect=f"{_EFFECTS}:slope_in_n"),
+    )
+)
+def rate_in_sources(ctx: Context) -> Measurement:
+    ns, m, d = ([2_000, 4_000, 8_000], 1_200, 6) if ctx.tier == "quick" else ([3_000, 6_000, 12_000, 24_000], 2_000, 8)
+    return _scaling(ctx, "n", [_condition(n, m, d) for n in ns], 0.5)
+
+
+@measures(
+    Claim(
+        id="rate-in-dimension",
+        statement="The error grows with the square root of the dimension d.",
+        paper_value=_ABSTRACT,
+        scope="scaled down",
+        metric="exponent of LAD's RMS error in d (theory 1/2)",
+        unit="1",
+        direction="equal",
+        criterion=Criterion("slope", at_least=0.4, at_most=0.6, effect=f"{_EFFECTS}:slope_in_d"),
+    )
+)
+def rate_in_dimension(ctx: Context) -> Measurement:
+    n, m, ds = (3_000, 1_200, [3, 6, 12]) if ctx.tier == "quick" else (8_000, 2_400, [2, 4, 8, 16])
+    return _scaling(ctx, "d", [_condition(n, m, d) for d in ds], 0.5)
+
+
+@measures(
+    Claim(
+        id="constant",
+        statement="With m above eight times sqrt(nd) the error is sqrt(pi/2) sqrt(nd)/m: the rate with its constant.",
+        paper_value=_ABSTRACT,
+        scope="scaled down",
+        metric="LAD's RMS error / (sqrt(pi/2) sqrt(nd)/m)",
+        unit="1",
+        direction="equal",
+        criterion=Criterion("bound", at_least=0.9, at_most=1.1, effect=f"{_EFFECTS}:asymptotic_ratio"),
+    )
+)
+def constant(ctx: Context) -> Measurement:
+    seeds = ctx.seeds(40)
+    sizes = [(2_000, 2), (4_000, 4)] if ctx.tier == "quick" else [(4_000, 4), (8_000, 8), (16_000, 4)]
+    conditions = [_condition(n, round(8.5 * math.sqrt(n * d)), d) for n, d in sizes]
+    cells = _errors(ctx, conditions, seeds, ("lad",), "constant")
+    return Measurement(cells=cells, seeds=seeds, data=_GENERATED)
+
+
+@measures(
+    Claim(
+        id="threshold",
+        statement="Recovery with small error sets in when m reaches the order of sqrt(nd), whatever n and d are.",
+        paper_value="sub-constant error for sufficiently large m (abstract; no experiment)",
+        scope="scaled down",
+        metric="exponent in nd of the m at which LAD's median error falls through 1 (theory 1/2)",
+        unit="1",
+        direction="equal",
+        criterion=Criterion("slope", at_least=0.4, at_most=0.6, effect=f"{_EFFECTS}:threshold_slope"),
+    )
+)
+def threshold(ctx: Context) -> Measurement:
+    quick = ctx.tier == "quick"
+    seeds = ctx.seeds(12)
+    sizes = [(1_000, 2), (2_000, 4), (4_000, 8)] if quick else [(n, d) for n in (2_000, 6_000, 18_000) for d in (2, 12)]
+    factors = (0.5, 1.0, 2.0) if quick else (0.35, 0.7, 1.0, 1.4, 2.0, 4.0)
+    conditions = [_condition(n, max(round(f * math.sqrt(n * d)), d), d) for n, d in sizes for f in factors]
+    cells = _errors(ctx, conditions, seeds, ("lad",), "threshold")
+    picture = ctx.figure("threshold.png")
+    pictures.collapse(cells, picture)
+    return Measurement(cells=cells, seeds=seeds, data=_GENERATED, figures=[picture])
+
+
+def _previous_conditions(tier: str) -> list[dict[str, Any]]:
+    n = 2_000 if tier == "quick" else 4_000
+    return [_condition(n, round(n**0.75), 4, law, 1_000.0) for law in NOISE_LAWS]
+
+
+_PREVIOUS_REASON = (
+    "Ratios pool three noise laws. Methods that are told the signal scale or the number of signals (iterative truncation, "
+    "trimming) are close to the oracle when the bad sources are far away, and lose when they are near; the tuned setting of "
+    "each is in the tune record."
+)
+
+
+@measures(
+    Claim(
+        id="improves-on-previous",
+        statement="Error is significantly below that of the best method known before for this setting.",
+        paper_value="significantly improving upon previously known results (abstract; no experiment)",
+        scope="proxy",
+        metric="error of the scale mixture / best tuned previous method at n = 4000, m = n^0.75, three noise laws",
+        unit="1",
+        direction="lower",
+        criterion=Criterion("ratio", at_most=1.0),
+    )
+)
+def improves_on_previous(ctx: Context) -> Measurement:
+    return _against_previous(ctx, "npmle")
+
+
+@measures(
+    Claim(
+        id="rate-attaining-against-previous",
+        statement="The estimator with the proved rate has at most a third of the error of the best method known before.",
+        paper_value="significantly improving upon previously known results (abstract; no experiment)",
+        scope="proxy",
+        metric="error of LAD / best tuned previous method at n = 4000, m = n^0.75, three noise laws",
+        unit="1",
+        direction="lower",
+        criterion=Criterion("ratio", at_most=1 / 3),
+    ),
+    tiers=("cpu",),
+)
+def rate_attaining_against_previous(ctx: Context) -> Measurement:
+    return _against_previous(ctx, "lad")
+
+
+def _against_previous(ctx: Context, ours: str) -> Measurement:
+    seeds = ctx.seeds(5 if ctx.tier == "quick" else 8)
+    conditions = _previous_conditions(ctx.tier)
+    cells = _errors(ctx, conditions, seeds, (ours, *PREVIOUS), f"{ours} against previous")
+    shown = [{**c, "factors": {**c["factors"], "condition": c["factors"]["law"]}} for c in cells]
+    picture = ctx.figure(f"previous-{ours}.png")
+    pictures.law_bars(shown, picture)
+    return Measurement(
+        ours=_by_seed(cells, ours),
+        baselines={m: _by_seed(cells, m) for m in PREVIOUS},
+        compared_to=_BEST_PREVIOUS,
+        seeds=seeds,
+        cells=shown,
+        data=_GENERATED,
+        figures=[picture],
+        reason=_PREVIOUS_REASON,
+        tuned_by="previous",
+    )
+
+
+#: Smallest geometric-mean error over the noise laws on tuning seeds.
+_BEST_PREVIOUS = "truncation from OLS"
+
+
+def _law_conditions(tier: str) -> list[dict[str, Any]]:
+    n, d = (2_000, 4) if tier == "quick" else (4_000, 8)
+    fractions = (0.4,) if tier == "quick" else (0.1, 0.4)
+    return [
+        {**_condition(n, round(f * n), d, law, 1_000.0), "condition": f"{law}, m {round(f * n)}"}
+        for law in NOISE_LAWS
+        for f in fractions
+    ]
+
+
+@measures(
+    Claim(
+        id="adaptive",
+        statement="Without being told m or the noise law, the scale mixture is close to the best method of each law.",
+        paper_value="none: the abstract leaves the noise arbitrary",
+        scope="scaled down",
+        metric="error of the scale mixture / best of {OLS, LAD, Huber, Tukey, truncation, trimming}, worst condition",
+        unit="1",
+        direction="lower",
+        criterion=Criterion("ratio", at_most=1.3, effect=f"{_EFFECTS}:worst_ratio"),
+    )
+)
+def adaptive(ctx: Context) -> Measurement:
+    seeds = ctx.seeds(6 if ctx.tier == "quick" else 10)
+    cells = _errors(ctx, _law_conditions(ctx.tier), seeds, FAMILY, "noise laws")
+    picture = ctx.figure("noise-laws.png")
+    pictures.law_bars(cells, picture)
+    sample = subset_of_signals(4_000, 1_600, 8, noise="uniform-log", seed=seeds[0])
+    found = npmle(sample.X, sample.y)
+    law = ctx.figure("mixture.png")
+    pictures.mixture(found.scales, found.mixing, sample.sigma, law)
+    return Measurement(cells=cells, seeds=seeds, data=_GENERATED, figures=[picture, law])
+
+
+@measures(
+    Claim(
+        id="near-oracle",
+        statement="The scale mixture is within 1.7 times the error of least squares that knows every variance.",
+        paper_value="none: a yardstick of ours",
+        scope="scaled down",
+        metric="error of the scale mixture / oracle weighted least squares, worst condition",
+        unit="1",
+        direction="lower",
+        criterion=Criterion("ratio", at_most=1.7, effect=f"{_EFFECTS}:worst_ratio"),
+    ),
+    tiers=("cpu",),
+)
+def near_oracle(ctx: Context) -> Measurement:
+    seeds = ctx.seeds(10)
+    cells = _errors(ctx, _law_conditions(ctx.tier), seeds, ("npmle", "oracle"), "oracle")
+    return Measurement(
+        cells=cells,
+        seeds=seeds,
+        data=_GENERATED,
+        reason=(
+            "The oracle knows which sources are signals. Where bad sources are only a few times noisier than signals nobody can "
+            "tell them apart, and the minimax rate (n/m^4)^(1/6) is larger than the oracle's sqrt(d/m)."
+        ),
+    )
+
+
+@measures(
+    Claim(
+        id="coverage",
+        statement="95% intervals of the scale mixture cover the true coefficients 95% of the time under every noise law.",
+        paper_value="none: inference is ours",
+        scope="scaled down",
+        metric="coverage of 95% intervals in the worst noise law",
+        unit="1",
+        direction="equal",
+        criterion=Criterion("bound", at_least=0.92, at_most=0.98, effect=f"{_EFFECTS}:worst_coverage"),
+    )
+)
+def coverage(ctx: Context) -> Measurement:
+    seeds = ctx.seeds(20 if ctx.tier == "quick" else 200)
+    n, m, d = 800, 250, 4
+    cells = []
+    for law in NOISE_LAWS:
+        for seed in ctx.track(seeds, f"coverage {law}"):
+            values = ctx.cell({"law": law, "seed": seed}, lambda law=law, seed=seed: _covered(n, m, d, law, seed))
+            factors = {"n": n, "m": m, "d": d, "law": law}
+            cells += [_cell(factors, seed, method, v) for method, v in values.items()]
+    note = {
+        method: {
+            law: round(
+                float(np.mean([c["value"] for c in cells if c["method"] == method and c["factors"]["law"] == law])), 3
+            )
+            for law in NOISE_LAWS
+        }
+        for method in ("npmle", "LAD, kernel", "LAD, one density for all")
+    }
+    ctx.note(f"coverage by law: {note}")
+    return Measurement(cells=cells, seeds=seeds, data=_GENERATED)
+
+
+def _covered(n: int, m: int, d: int, law: str, seed: int) -> dict[str, float]:
+    """Share of coefficients inside their 95% interval, for the mixture and for LAD with two kinds of standard errors."""
+    s = subset_of_signals(n, m, d, noise=law, seed=seed)  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours, median = npmle(s.X, s.y, n_starts=1, **TUNED["npmle"]), lad(s.X, s.y)
+    covariances = {
+        "npmle": (ours.coef, ours.covariance),
+        "LAD, kernel": (median.coef, lad_covariance(s.X, median.residuals)),
+        "LAD, one density for all": (median.coef, lad_covariance(s.X, median.residuals, method="iid")),
+    }
+    return {
+        name: float(np.mean(np.abs(b - s.beta) <= 1.959964 * np.sqrt(np.diag(c))))
+        for name, (b, c) in covariances.items()
+    }
+
+
+def _design_conditions(tier: str) -> list[dict[str, Any]]:
+    names = ["diabetes"] if tier == "quick" else ["diabetes", "randhie"]
+    return [{"design": d, "law": law, "condition": f"{d}, {law}"} for d in names for law in NOISE_LAWS]
+
+
+@measures(
+    Claim(
+        id="real-designs",
+        statement="On real designs with noise of the model the scale mixture stays close to the best method of each law.",
+        paper_value="none: the abstract has no experiment",
+        scope="scaled down",
+        metric="error of the scale mixture / best of the family on the rows of diabetes and randhie, worst condition",
+        unit="1",
+        direction="lower",
+        criterion=Criterion("ratio", at_most=1.3, effect=f"{_EFFECTS}:worst_ratio"),
+    )
+)
+def real_designs(ctx: Context) -> Measurement:
+    seeds = ctx.seeds(5 if ctx.tier == "quick" else 8)
+    conditions = _design_conditions(ctx.tier)
+    cells = []
+    for factors, seed in ctx.track([(c, s) for c in conditions for s in seeds], "real designs"):
+
+        def draw(factors: dict[str, Any] = factors, seed: int = seed) -> list[float]:
+            X = real_design(factors["design"])
+            X = X[seeding.rng(seed, "rows").permutation(X.shape[0])[:3_000]]
+            n, d = X.shape
+            s = subset_of_signals(n, round(0.4 * n), d, noise=factors["law"], design=X, seed=seed)
+            # The error that matters for prediction: in the metric of the design.
+            return [float(np.sqrt(np.mean((X @ (fit(m, s, seed) - s.beta)) ** 2))) for m in FAMILY]
+
+        values = ctx.cell({"factors": factors, "seed": seed}, draw)
+        cells += [_cell(factors, seed, m, v) for m, v in zip(FAMILY, values)]
+    picture = ctx.figure("real-designs.png")
+    pictures.law_bars(cells, picture)
+    data = [DataUse("diabetes (scikit-learn)", "from a dependency")]
+    if ctx.tier != "quick":
+        data.append(DataUse("randhie (statsmodels)", "from a dependency"))
+    return Measurement(cells=cells, seeds=seeds, data=data, figures=[picture])
+
+
+def _union(ctx: Context) -> Hubble | None:
+    path = ctx.data("SCPUnion2.1_mu_vs_z.txt")
+    return None if path is None else hubble(path)
+
+
+def _fallback() -> Hubble:
+    """Without the table: the supernovae's model on a generated diagram with errors of the published size."""
+    rng = seeding.rng(0, "hubble")
+    x = np.log10(rng.uniform(0.015, 0.15, 199))
+    sigma = rng.uniform(0.15, 0.35, 199)
+    return Hubble(x, 43.0 + 5 * x + sigma * rng.standard_normal(199), sigma)
+
+
+#: Published errors of the 199 supernovae have a median of 0.2 mag.
+_MAGNITUDES = 0.2
+_HUBBLE_METHODS = ("npmle", "tukey", "lad", "huber", "truncation", "ols")
+
+
+@measures(
+    Claim(
+        id="hubble-contaminated",
+        statement="With 60% of real supernovae given extra noise of unknown size, the scale mixture finds the slope of physics "
+        "as well as the best robust method.",
+        paper_value="none: the abstract has no experiment",
+        scope="proxy",
+        metric="absolute error of the Hubble slope / best of {Tukey, LAD, Huber, truncation, OLS}",
+        unit="1",
+        direction="lower",
+        criterion=Criterion("ratio", at_most=1.1),
+    )
+)
+def hubble_contaminated(ctx: Context) -> Measurement:
+    table = _union(ctx)
+    data = [DataUse("Union2.1 supernovae", "real") if table else DataUse("a generated Hubble diagram", "generated")]
+    table = table or _fallback()
+    seeds = ctx.seeds(20 if ctx.tier == "quick" else 100)
+    cells = []
+    for seed in ctx.track(seeds, "supernovae"):
+        values = ctx.cell({"seed": seed, "real": data[0].kind}, lambda seed=seed: _contaminated(table, seed))
+        cells += [_cell({}, seed, m, v) for m, v in zip(_HUBBLE_METHODS, values)]
+    rmse = {
+        m: round(float(np.sqrt(np.mean([c["value"] ** 2 for c in cells if c["method"] == m]))), 3)
+        for m in _HUBBLE_METHODS
+    }
+    ctx.note(f"RMS error of the slope: {rmse}")
+    return Measurement(
+        ours=_by_seed(cells, "npmle"),
+        baselines={m: _by_seed(cells, m) for m in _HUBBLE_METHODS[1:]},
+        compared_to=_BEST_HUBBLE,
+        seeds=seeds,
+        cells=cells,
+        data=data,
+        reason="Single draws of |slope - 5| are heavy-tailed in the log, so the ratio's interval is wide; the RMS errors are in the note.",
+        tuned_by="hubble",
+    )
+
+
+#: Smallest RMS error of the slope on tuning seeds.
+_BEST_HUBBLE = "tukey"
+
+
+def _contaminated(table: Hubble, seed: int) -> list[float]:
+    rng = seeding.rng(seed, "supernovae")
+    n = table.mu.size
+    extra = np.where(rng.random(n) < 0.6, 10 ** rng.uniform(math.log10(0.3), math.log10(30), n), 0.0)
+    mu = table.mu + extra * rng.standard_normal(n)
+    return [abs(float(_hubble_fit(m, table.design, mu)[0]) - 5.0) for m in _HUBBLE_METHODS]
+
+
+def _hubble_fit(method: str, X: np.ndarray, mu: np.ndarray) -> np.ndarray:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {
+            "npmle": lambda: npmle(X, mu, signal_scale=_MAGNITUDES, **TUNED["npmle"]).coef,
+            "tukey": lambda: robust.tukey(X, mu, _MAGNITUDES).coef,
+            "lad": lambda: lad(X, mu).coef,
+            "huber": lambda: robust.huber(X, mu, _MAGNITUDES).coef,
+            "truncation": lambda: robust.iterative_truncation(X, mu, _MAGNITUDES).coef,
+            "ols": lambda: robust.wls(X, mu),
+        }[method]()
+
+
+@measures(
+    Claim(
+        id="hubble-weights",
+        statement="Weights that the scale mixture gives to real supernovae, one observation each, rise with their published "
+        "precision, which it never saw.",
+        paper_value="none: the abstract has no experiment",
+        scope="proxy",
+        metric="Spearman correlation of weight and published precision over 199 supernovae",
+        unit="1",
+        direction="higher",
+        criterion=Criterion("monotone", at_least=0.0, effect=f"{_EFFECTS}:rank_correlation"),
+    )
+)
+def hubble_weights(ctx: Context) -> Measurement:
+    table = _union(ctx)
+    data = [DataUse("Union2.1 supernovae", "real") if table else DataUse("a generated Hubble diagram", "generated")]
+    table = table or _fallback()
+    result = npmle(table.design, table.mu, signal_scale=_MAGNITUDES, **TUNED["npmle"])
+    published = robust.oracle_wls(table.design, table.mu, table.error)
+    se = float(np.sqrt(result.covariance[0, 0]))
+    ctx.note(
+        f"slope {result.coef[0]:.3f} with 95% interval [{result.coef[0] - 1.96 * se:.3f}, {result.coef[0] + 1.96 * se:.3f}]; "
+        f"weighted by published errors {published[0]:.3f}; OLS {robust.wls(table.design, table.mu)[0]:.3f}; physics 5"
+    )
+    cells = [_cell({"item": i}, 0, "source weight", w) for i, w in enumerate(result.source_weights)]
+    cells += [_cell({"item": i}, 0, "published precision", s**-2.0) for i, s in enumerate(table.error)]
+    picture = ctx.figure("hubble.png")
+    fits = {
+        "scale mixture": tuple(map(float, result.coef)),
+        "published errors": tuple(map(float, published)),
+        "least squares": tuple(map(float, robust.wls(table.design, table.mu))),
+    }
+    pictures.hubble_diagram(table.x, table.mu, result.source_weights, table.error, fits, picture)  # type: ignore[arg-type]
+    return Measurement(cells=cells, seeds=list(range(table.mu.size)), data=data, figures=[picture])
+
+
+@tunes(
+    id="previous", statement="One knob a method, four values each, on draws of the three noise laws that no claim uses."
+)
+def tune_previous(ctx: Context) -> Tuning:
+    seeds = ctx.seeds(2)
+    cells, means = [], {}
+    for method, (knob, values) in experiments.GRIDS.items():
+        for value in ctx.track(values, f"tune {method}"):
+            logs = []
+            for factors in _previous_conditions("quick"):
+                for seed in seeds:
+                    setting = {knob: value}
+                    got = ctx.cell(
+                        {"method": method, **setting, **factors, "seed": seed},
+                        lambda f=factors, s=seed, method=method, setting=setting: error(
+                            method, _draw(f, s), s, setting
+                        ),
+                    )
+                    cells.append(_cell({**factors, **setting}, seed, method, got))
+                    logs.append(math.log(got))
+            means[method, value] = float(np.mean(logs))
+    chosen = {
+        method: {knob: min(values, key=lambda v: means[method, v])}
+        for method, (knob, values) in experiments.GRIDS.items()
+    }
+    best = {m: round(math.exp(min(means[m, v] for v in experiments.GRIDS[m][1])), 4) for m in experiments.GRIDS}
+    return Tuning(cells, chosen, note=f"geometric-mean error of each method's best value: {best}")
+
+
+def _draw(factors: dict[str, Any], seed: int) -> Sample:
+    return subset_of_signals(
+        factors["n"], factors["m"], factors["d"], noise=factors["law"], bad=factors["bad"], seed=seed
+    )
+
+
+@tunes(
+    id="hubble",
+    statement="Which robust method has the smallest error of the slope, on contaminations that no claim uses.",
+)
+def tune_hubble(ctx: Context) -> Tuning:
+    table = _union(ctx) or _fallback()
+    cells = []
+    for seed in ctx.track(ctx.seeds(40), "tune supernovae"):
+        values = ctx.cell({"seed": seed}, lambda seed=seed: _contaminated(table, seed))
+        cells += [_cell({}, seed, m, v) for m, v in zip(_HUBBLE_METHODS, values)]
+    rmse = {
+        m: round(float(np.sqrt(np.mean([c["value"] ** 2 for c in cells if c["method"] == m]))), 4)
+        for m in _HUBBLE_METHODS
+    }
+    return Tuning(cells, {m: TUNED.get(m, {}) for m in _HUBBLE_METHODS}, note=f"RMS error of the slope: {rmse}")
+
+
+@tunes(
+    id="choices",
+    statement="The two consequential choices of the scale mixture: floor and number of its scales; error and coverage.",
+)
+def tune_choices(ctx: Context) -> Tuning:
+    cells = []
+    for floor in (0.03, 0.1, 0.3, 0.6):
+        for size in ctx.track((10, 20, 40), f"floor {floor}"):
+            for law in NOISE_LAWS:
+                for seed in ctx.seeds(5):
+                    factors = {"scale_floor": floor, "grid_size": size, "law": law}
+                    got = ctx.cell({**factors, "seed": seed}, lambda f=factors, s=seed: _one_choice(f, s))
+                    cells += [_cell({**factors, "quantity": k}, seed, "npmle", v) for k, v in got.items()]
+    return Tuning(cells, {"npmle": {"scale_floor": CHOICES.scale_floor, "grid_size": CHOICES.grid_size}})
+
+
+def _one_choice(factors: dict[str, Any], seed: int) -> dict[str, float]:
+    s = subset_of_signals(1_000, 300, 4, noise=factors["law"], seed=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        got = npmle(s.X, s.y, scale_floor=factors["scale_floor"], grid_size=factors["grid_size"], n_starts=2)
+    inside = np.abs(got.coef - s.beta) <= 1.959964 * np.sqrt(np.diag(got.covariance))
+    return {"error": float(np.linalg.norm(got.coef - s.beta)), "coverage": float(inside.mean())}

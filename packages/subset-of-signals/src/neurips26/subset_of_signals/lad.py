@@ -92,8 +92,8 @@ def lad(
         max_pivots: simplex pivots of the crossover.
 
     Returns:
-        the vertex and its certificate. Where ``X`` has rank ``r < d`` (fewer rows than columns among others) the minimum-norm coefficients among the optimal
-        fits of the reduced system, with a warning.
+        the vertex and its certificate. Where ``X`` has rank ``r < d`` (fewer rows than columns among
+        others) the minimum-norm coefficients among the optimal fits of the reduced system, with a warning.
 
     Raises:
         ValueError: NaN or infinite input, shapes that do not fit, ``tau`` outside ``(0, 1)``.

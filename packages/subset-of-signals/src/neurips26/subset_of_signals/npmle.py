@@ -13,6 +13,7 @@ so with large groups the weights become the groups' inverse variances (feasible 
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -155,10 +156,9 @@ class _Problem:
         M, self.rank = _reduce(X)
         if not sparse.issparse(X):
             second = M.T @ gram(X) @ M / self.n
-            try:
+            # Where the factor fails the scaled coordinates serve as well, with more rounding.
+            with contextlib.suppress(linalg.LinAlgError):
                 M = M @ linalg.inv(linalg.cholesky(second, lower=False))
-            except linalg.LinAlgError:
-                pass  # the scaled coordinates serve as well, with more rounding
         self.X, self.y, self.map = X @ M, y, M
         self.copies_of_row = np.ones(self.n) if sample_weight is None else sample_weight
         if groups is None:

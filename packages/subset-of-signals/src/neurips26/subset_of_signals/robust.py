@@ -227,7 +227,8 @@ def iterative_trimming(
         kept = np.empty(0, int)
         settled = False
         steps = 0
-        for steps in range(1, max_iter + 1):
+        while steps < max_iter:
+            steps += 1
             r2 = np.asarray(y - X @ coef) ** 2
             now = np.sort(np.argpartition(r2, keep - 1)[:keep])
             settled = kept.size == now.size and bool((kept == now).all())

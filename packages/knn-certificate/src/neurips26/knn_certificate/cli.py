@@ -1,0 +1,183 @@
+"""Command line: ``neurips26 knn-certificate <verb>``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import tyro
+
+__all__ = ["main"]
+
+Mode = Literal["auto", "blocked", "folds", "loo"]
+
+
+def _npz(path: Path, *names: str) -> list[np.ndarray]:
+    with np.load(path, allow_pickle=False) as stored:
+        missing = [n for n in names if n not in stored.files]
+        if missing:
+            raise ValueError(
+                f"{path.name}: expected arrays {', '.join(names)}, got {', '.join(stored.files) or 'none'}"
+            )
+        return [stored[n] for n in names]
+
+
+@dataclass
+class Certify:
+    """Certify a logistic head on frozen features: an .npz file with arrays X (features) and y (labels)."""
+
+    features: Annotated[Path, tyro.conf.Positional]
+    """The training features."""
+    unlabeled: Path | None = None
+    """An .npz file with an array X that is not part of the training data."""
+    mode: Mode = "auto"
+    """Protocol."""
+    frozen: bool = False
+    """The representation never saw these labels (needed by mode loo)."""
+    delta: float = 0.05
+    """Probability with which the bound may fail."""
+    metric: Literal["cosine", "euclidean"] = "cosine"
+    """Distance."""
+    seed: int = 0
+    """Seed of the random splits."""
+    out: Path | None = None
+    """Write the certificate as JSON."""
+
+    def __call__(self) -> int:
+        from neurips26.knn_certificate import certify_features
+
+        X, y = _npz(self.features, "X", "y")
+        pool = _npz(self.unlabeled, "X")[0] if self.unlabeled else None
+        representation = "frozen" if self.frozen or self.mode != "loo" else "trained"
+        c = certify_features(
+            X,
+            y,
+            unlabeled=pool,
+            mode=self.mode,
+            representation=representation,
+            delta=self.delta,
+            metric=self.metric,
+            seed=self.seed,
+        )
+        print(c.summary())
+        if self.out:
+            c.to_json(self.out)
+            print(f"written to {self.out}")
+        return 0
+
+
+@dataclass
+class Verify:
+    """Recompute a certificate's counts, limits and bound from its events."""
+
+    certificate: Annotated[Path, tyro.conf.Positional]
+    """A JSON certificate."""
+
+    def __call__(self) -> int:
+        from neurips26.knn_certificate import Certificate, verify
+
+        problems = verify(Certificate.from_json(self.certificate.read_text("utf-8")))
+        print("\n".join(problems) if problems else f"{self.certificate}: agrees with its events")
+        return 1 if problems else 0
+
+
+@dataclass
+class Text:
+    """Certify a logistic head on frozen sentence embeddings of Banking77 or CLINC150."""
+
+    data: Annotated[Literal["banking77", "clinc150"], tyro.conf.Positional]
+    """Data set."""
+    n: int = 6_000
+    """Training sentences; the others serve as unlabelled pool."""
+    seed: int = 0
+    """Seed."""
+
+    def __call__(self) -> int:
+        from sklearn.linear_model import LogisticRegression
+
+        from neurips26.knn_certificate import certify_features, datasets
+        from neurips26.shared import data
+
+        if self.data == "banking77":
+            sentences, y = datasets.banking77(data.require("knn-certificate", "banking77-train.csv"))
+        else:
+            sentences, y = datasets.clinc150(data.require("knn-certificate", "clinc150.json"))
+        X = datasets.embed(sentences)
+        first, rest = datasets.random_split(len(y), self.n, self.seed)
+        head = LogisticRegression(C=30.0, max_iter=100, tol=1e-3)
+        print(certify_features(X[first], y[first], head=head, unlabeled=X[rest], seed=self.seed).summary())
+        return 0
+
+
+@dataclass
+class Ablate:
+    """Destroy the geometry of digits in one of several ways and print what is left."""
+
+    intervention: Annotated[
+        Literal["none", "labels", "cross-pair", "same-pair", "rainbow", "frozen"], tyro.conf.Positional
+    ] = "cross-pair"
+    """Which way."""
+    strength: float = 1.0
+    """Weight of the extra loss, or the fraction of labels drawn anew."""
+    n: int = 375
+    """Training points (a fifth is held back)."""
+    seed: int = 0
+    """Seed."""
+
+    def __call__(self) -> int:
+        from neurips26.knn_certificate import datasets
+        from neurips26.knn_certificate.ablation import ablate_geometry
+
+        d = datasets.digits()
+        first, rest = datasets.random_split(len(d.y), self.n, self.seed)
+        got = ablate_geometry(
+            d.X[first],
+            d.y[first],
+            d.X[rest],
+            d.y[rest],
+            self.intervention,
+            strength=self.strength,
+            seed=self.seed,
+            hidden=384,
+            steps=600,
+            batch=150,
+        )
+        for name, value in vars(got).items():
+            print(f"{name:<18}{value:.4f}")
+        return 0
+
+
+@dataclass
+class Coverage:
+    """Repeat the certificate on draws of known risk and count violations."""
+
+    repeats: int = 100
+    """Draws."""
+    protocol: Literal["unlabeled", "none", "double-deletion"] = "unlabeled"
+    """How stability is paid for."""
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> int:
+        from neurips26.knn_certificate.coverage import one_repeat
+        from neurips26.shared.stats import clopper_pearson
+
+        rows = [one_repeat(seed, self.protocol) for seed in range(self.repeats)]
+        failed = sum(r["risk"] > r["bound"] for r in rows)
+        rate, low, high = clopper_pearson(failed, len(rows))
+        if self.json:
+            print(json.dumps({"violations": failed, "repeats": len(rows), "rate": rate, "low": low, "high": high}))
+        else:
+            print(
+                f"{failed} violations in {len(rows)} repeats at delta 0.05; 95% interval of the rate [{low:.4f}, {high:.4f}]"
+            )
+        return 0
+
+
+def main(argv: list[str]) -> int:
+    """Run one verb; returns the exit status."""
+    verbs = {"certify": Certify, "verify": Verify, "text": Text, "ablate": Ablate, "coverage": Coverage}
+    return tyro.extras.subcommand_cli_from_dict(verbs, args=argv, prog="neurips26 knn-certificate")()

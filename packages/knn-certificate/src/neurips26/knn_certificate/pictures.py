@@ -1,0 +1,107 @@
+"""Pictures of certificates and experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neurips26.shared.plots import COLOURS, figure
+
+__all__ = ["ablation_plot", "coverage_plot", "noise_curves", "stacked_terms", "terms_by_dataset"]
+
+
+def stacked_terms(certificates: Mapping[str, Any], path: str | Path, test_errors: Mapping[str, float]) -> None:
+    """Bars of the three estimates, stacked, with bound, hold-out bound and test error as marks."""
+    with figure(Path(path), size=(1.8 + 1.4 * len(certificates), 3.4)) as ax:
+        for i, (name, c) in enumerate(certificates.items()):
+            low = 0.0
+            for j, term in enumerate(("geometry", "disagreement", "stability")):
+                t = getattr(c, term)
+                if t is not None:
+                    ax.bar(i, t.estimate, bottom=low, color=COLOURS[j], width=0.6, label=term if i == 0 else None)
+                    low += t.estimate
+            ax.plot(i, c.bound, "k_", ms=22, mew=2, label="certificate" if i == 0 else None)
+            if c.holdout_bound is not None:
+                ax.plot(i, c.holdout_bound, "_", color="0.5", ms=22, mew=2, label="hold-out" if i == 0 else None)
+            if name in test_errors:
+                ax.plot(i, test_errors[name], "r*", ms=9, label="test error" if i == 0 else None)
+        ax.set_xticks(range(len(certificates)), list(certificates))
+        ax.set_ylabel("error rate")
+        ax.legend(fontsize=7)
+
+
+def terms_by_dataset(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """The same from recorded cells: one group a data set, means over seeds."""
+    names = sorted({r["factors"]["data"] for r in rows})
+
+    def mean(data: str, what: str) -> float:
+        values = [r["value"] for r in rows if r["factors"]["data"] == data and r["method"] == what]
+        return float(np.mean(values)) if values else float("nan")
+
+    with figure(path, size=(1.8 + 1.5 * len(names), 3.4)) as ax:
+        for i, data in enumerate(names):
+            low = 0.0
+            for j, term in enumerate(("geometry", "disagreement", "stability")):
+                ax.bar(i, mean(data, term), bottom=low, color=COLOURS[j], width=0.6, label=term if i == 0 else None)
+                low += mean(data, term)
+            for mark, what, colour in (("_", "certificate", "k"), ("_", "hold-out", "0.5"), ("*", "test error", "r")):
+                ax.plot(
+                    i,
+                    mean(data, what),
+                    mark,
+                    color=colour,
+                    ms=18 if mark == "_" else 9,
+                    mew=2,
+                    label=what if i == 0 else None,
+                )
+        ax.set_xticks(range(len(names)), names)
+        ax.set_ylabel("error rate")
+        ax.legend(fontsize=7)
+
+
+def ablation_plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Test error against the held-out decoder error (left) and against the in-sample one (right)."""
+    kinds = sorted({r["intervention"] for r in rows})
+    with figure(path, columns=2, size=(4.2, 3.4)) as axes:
+        for ax, axis, title in zip(
+            axes, ("held_out_error", "in_sample_error"), ("held-out decoder", "in-sample leave-one-out")
+        ):
+            for kind, colour in zip(kinds, COLOURS):
+                mine = [r for r in rows if r["intervention"] == kind]
+                whole = [r for r in mine if r["train_accuracy"] >= 0.99]
+                partly = [r for r in mine if r["train_accuracy"] < 0.99]
+                ax.plot([r[axis] for r in whole], [r["test_error"] for r in whole], "o", ms=5, color=colour, label=kind)
+                ax.plot([r[axis] for r in partly], [r["test_error"] for r in partly], "x", ms=5, color=colour)
+            ax.plot([0, 1], [0, 1], "k:", lw=0.8)
+            ax.set(xlabel=f"1-NN error, {title}", ylabel="test error of the network")
+        axes[0].legend(fontsize=7, title="cross: not memorised", title_fontsize=7)
+
+
+def noise_curves(cells: Sequence[dict[str, Any]], path: Path) -> None:
+    """Mean accuracy and range over draws and seeds of every curve."""
+    curves = sorted({c["method"] for c in cells})
+    scales = sorted({c["factors"]["scale"] for c in cells})
+    with figure(path, size=(5.0, 3.4)) as ax:
+        for name in curves:
+            table = [[c["value"] for c in cells if c["method"] == name and c["factors"]["scale"] == s] for s in scales]
+            ax.plot(scales, [np.mean(v) for v in table], "o-", ms=3, label=name)
+            ax.fill_between(scales, [min(v) for v in table], [max(v) for v in table], alpha=0.12)
+        ax.set(xlabel="noise relative to each weight tensor's spread", ylabel="test accuracy")
+        ax.legend(fontsize=7)
+
+
+def coverage_plot(cells: Sequence[dict[str, Any]], path: Path) -> None:
+    """Bound against true risk over repeats; a violation lies under the diagonal."""
+    with figure(path, size=(4.2, 3.6)) as ax:
+        for protocol, colour in zip(sorted({c["factors"]["protocol"] for c in cells}), COLOURS):
+            mine = [c for c in cells if c["factors"]["protocol"] == protocol]
+            risk = [c["value"] for c in mine if c["method"] == "risk"]
+            bound = [c["value"] for c in mine if c["method"] == "bound"]
+            ax.plot(risk, bound, ".", ms=3, color=colour, label=protocol)
+        ends = np.array(ax.get_xlim())
+        ax.plot(ends, ends, "k--", lw=1, label="bound = risk")
+        ax.set(xlabel="true risk", ylabel="certified bound")
+        ax.legend(fontsize=7)

@@ -1,0 +1,103 @@
+"""How readouts and neighbours degrade when noise is added to the weights, with the controls that make it a fair contest.
+
+Noise relative to each tensor: ``W <- W + s std(W) N(0, 1)``. Re-embedding the memory under noise lets the k-NN decoder
+adapt to the noisy features, which a fixed linear head cannot; so two controls belong beside them: k-NN with the *clean*
+memory, and a linear readout *refitted* on the noisy features.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from sklearn.linear_model import RidgeClassifier
+from torch import nn
+
+from neurips26.knn_certificate.knn import neighbours, prepare, votes
+from neurips26.knn_certificate.networks import features_of
+from neurips26.shared.arrays import check_int, check_real
+
+__all__ = ["CURVES", "perturbed", "weight_noise"]
+
+CURVES = ("readout", "readout, all weights noisy", "k-NN re-embedded", "k-NN clean memory", "readout refitted")
+
+
+def perturbed(model: nn.Module, scale: float, seed: int, *, kind: str = "std") -> nn.Module:
+    """A copy with Gaussian noise on every weight and bias, relative to each tensor's standard deviation (or RMS)."""
+    noisy = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in noisy.parameters():
+            unit = p.std(correction=0) if kind == "std" else p.pow(2).mean().sqrt()
+            p.add_(scale * unit * torch.randn(p.shape, generator=generator))
+    return noisy
+
+
+def weight_noise(
+    model: nn.Module,
+    memory: np.ndarray,
+    memory_labels: np.ndarray,
+    test: np.ndarray,
+    test_labels: np.ndarray,
+    scales: Sequence[float],
+    *,
+    draws: int = 8,
+    k: int = 5,
+    seed: int = 0,
+) -> list[dict[str, float | str | int]]:
+    """Test accuracy of every curve at every scale and draw.
+
+    Args:
+        model: a network with a ``body`` (the representation) and a linear ``head``.
+        memory: training inputs.
+        memory_labels: integer labels.
+        test: test inputs.
+        test_labels: integer labels.
+        scales: relative noise ``s``.
+        draws: noise draws a scale.
+        k: neighbours.
+        seed: of the draws.
+
+    Returns:
+        rows ``{"curve", "scale", "draw", "accuracy"}``.
+    """
+    check_int(draws, "draws", minimum=1)
+    for s in scales:
+        check_real(float(s), "scales", minimum=0.0)
+    x_memory, x_test = (torch.from_numpy(v.astype(np.float32)) for v in (memory, test))
+    clean = _unit(features_of(model, x_memory))
+    rows: list[dict[str, float | str | int]] = []
+    head, body = model.head, model.body
+    assert isinstance(head, nn.Module) and isinstance(body, nn.Module)
+
+    def knn(base: np.ndarray, asked: np.ndarray) -> np.ndarray:
+        return votes(memory_labels, neighbours(base, asked, k), [k])[k]
+
+    for s in scales:
+        for draw in range(draws):
+            noisy = perturbed(model, float(s), seed * 1_000 + draw)
+            f_memory, f_test = features_of(noisy, x_memory), features_of(noisy, x_test)
+            z = torch.from_numpy(f_test)
+            noisy_head = noisy.head
+            assert isinstance(noisy_head, nn.Module)
+            with torch.inference_mode():
+                answers = {
+                    "readout": head(z).argmax(1).numpy(),
+                    "readout, all weights noisy": noisy_head(z).argmax(1).numpy(),
+                }
+            answers["k-NN re-embedded"] = knn(_unit(f_memory), _unit(f_test))
+            answers["k-NN clean memory"] = knn(clean, _unit(f_test))
+            answers["readout refitted"] = RidgeClassifier(alpha=1e-2).fit(f_memory, memory_labels).predict(f_test)
+            rows += [
+                {"curve": c, "scale": float(s), "draw": draw, "accuracy": float((answers[c] == test_labels).mean())}
+                for c in CURVES
+            ]
+    return rows
+
+
+def _unit(features: np.ndarray) -> np.ndarray:
+    """Unit rows; an all-zero row (every unit dead under noise) is kept at the origin."""
+    x = np.pad(features.astype(np.float64), ((0, 0), (0, 1)), constant_values=1e-9)
+    return prepare(x, "cosine")

@@ -1,0 +1,317 @@
+"""Certificates: the inequality they rest on, known values, recomputation, refusals."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from neurips26.knn_certificate import (
+    Certificate,
+    bounds,
+    certify,
+    certify_arrays,
+    certify_features,
+    extract_features,
+    verify,
+)
+from neurips26.knn_certificate.certify import choose_k, encode_labels, random_block
+from neurips26.knn_certificate.coverage import draw_classes, one_repeat
+
+HEAD = LogisticRegression(max_iter=200)
+
+
+@pytest.fixture(scope="module")
+def gaussians():
+    X, y = draw_classes(600, 4, 8, 1, "tests")
+    pool, _ = draw_classes(250, 4, 8, 1, "tests pool")
+    return X, y, pool
+
+
+@given(st.integers(0, 2**31 - 1))
+@settings(max_examples=40, deadline=None)
+def test_the_inequality_holds_at_every_point(seed):
+    rng = np.random.default_rng(seed)
+    y, f, f_part, g = rng.integers(0, 3, (4, 200))
+    geometry, disagreement, stability = g != y, f_part != g, f != f_part
+    joint = geometry | disagreement
+    assert ((f != y) <= (joint | stability)).all()
+    assert ((f != y).astype(int) <= joint.astype(int) + stability).all()
+    assert (joint.astype(int) <= geometry.astype(int) + disagreement).all()
+
+
+def test_counts_and_limits_by_hand():
+    """Memory on a line; the block's decoder answers are read off it."""
+    memory, labels = np.array([[0.0], [1.0], [10.0], [11.0]]), np.array([0, 0, 1, 1])
+    block = np.repeat(np.array([[0.4], [10.4], [0.6], [10.6]]), 50, axis=0)
+    truth = np.repeat([0, 1, 1, 1], 50)  # the third group is decoded wrongly
+    network = np.repeat([0, 0, 0, 1], 50)  # and the second group is where network and decoder differ
+    c = certify_arrays(memory, labels, block, truth, network, k=1, metric="euclidean")
+    assert (c.geometry.count, c.disagreement.count, c.joint.count, c.joint.n) == (50, 50, 100, 200)
+    assert c.bound == pytest.approx(bounds.clopper_pearson(100, 200, 0.05))
+    assert c.holdout_bound == pytest.approx(bounds.clopper_pearson(100, 200, 0.05))
+    assert c.additive_bound == pytest.approx(2 * bounds.clopper_pearson(50, 200, 0.025))
+    assert c.rigorous and not c.details.get("stability")
+    table = {row["class"]: row for row in c.details["classes"]}
+    assert table[0]["n"] == 50 and table[1]["geometry"] == pytest.approx(1 / 3)
+
+
+def test_pool_and_double_deletion(gaussians):
+    X, y, pool = gaussians
+    paid = certify_features(X, y, head=HEAD, unlabeled=pool, k=5)
+    assert paid.stability.delta == pytest.approx(0.025) and paid.stability.n == 250
+    assert paid.bound == pytest.approx(paid.joint.upper + paid.stability.upper)
+    doubled = certify_features(X, y, head=HEAD, stability="double-deletion", k=5)
+    assert doubled.joint.count >= doubled.stability.count
+    assert any("monotone stability" in a for a in doubled.assumptions)
+    assert certify_features(X, y, head=HEAD, k=5).certified == "the network trained without the block"
+
+
+@pytest.mark.parametrize("mode", ["blocked", "folds", "loo"])
+def test_json_round_trip_and_tampering(gaussians, mode, tmp_path):
+    X, y, pool = gaussians
+    c = certify_features(X, y, head=HEAD, unlabeled=None if mode == "folds" else pool, mode=mode, k=5)
+    c.to_json(tmp_path / "c.json")
+    text = (tmp_path / "c.json").read_text()
+    again = Certificate.from_json(text)
+    assert verify(c) == [] and verify(again) == []
+    assert again.bound == c.bound and again.geometry == c.geometry
+    row = json.loads(text)
+    row["bound"] = 0.5 * row["bound"]
+    assert any(p.startswith("bound") for p in verify(Certificate.from_json(json.dumps(row))))
+    row = json.loads(text)
+    row["geometry"]["count"] += 1
+    assert any(p.startswith("geometry.count") for p in verify(Certificate.from_json(json.dumps(row))))
+    with pytest.raises(ValueError, match="^text: expected the JSON of a certificate"):
+        Certificate.from_json("{}")
+
+
+def test_bound_moves_with_delta_and_slack(gaussians):
+    X, y, pool = gaussians
+    at = {d: certify_features(X, y, head=HEAD, unlabeled=pool, k=5, delta=d).bound for d in (0.01, 0.05, 0.2)}
+    assert at[0.01] > at[0.05] > at[0.2]
+    by = {s: certify_features(X, y, head=HEAD, k=5, slack=s).bound for s in bounds.SLACKS}
+    assert by["clopper-pearson"] <= by["kl"] <= by["hoeffding"]
+    c = certify_features(X, y, head=HEAD, unlabeled=pool, k=5)
+    for term in (c.geometry, c.disagreement, c.joint, c.stability):
+        assert term.upper >= term.estimate
+    assert c.holdout_bound <= c.bound
+
+
+def test_constant_classifier_and_random_labels():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(1000, 4))
+    y = np.arange(1000) % 2
+    c = certify_arrays(X[:500], y[:500], X[500:], y[500:], np.zeros(500, int), k=5)
+    assert c.holdout_bound == pytest.approx(bounds.clopper_pearson(250, 500))
+    assert c.vacuous
+    noise = certify_features(X, rng.integers(0, 2, 1000), head=HEAD, k=5)
+    assert noise.bound >= 0.5
+
+
+def test_violations_are_rare():
+    """200 draws: at delta 0.05 more than 18 violations have probability below 1%."""
+    rows = [one_repeat(seed, "none", n=200, test=4_000) for seed in range(200)]
+    assert sum(r["risk"] > r["bound"] for r in rows) <= 18
+
+
+def test_leave_one_out_needs_a_frozen_representation(gaussians):
+    X, y, pool = gaussians
+    with pytest.raises(ValueError, match="^representation: expected 'frozen' for mode 'loo', got 'trained'"):
+        certify_features(X, y, mode="loo", representation="trained")
+    proved = certify_features(X, y, head=HEAD, unlabeled=pool, mode="loo", k=5)
+    assert proved.rigorous
+    assert proved.geometry.upper == pytest.approx(
+        min(1, proved.geometry.estimate + bounds.rogers_wagner(600, 5, 0.025))
+    )
+    heuristic = certify_features(X, y, head=HEAD, unlabeled=pool, mode="loo", k=5, slack="hoeffding-heuristic")
+    assert not heuristic.rigorous and "NOT a proved bound" in heuristic.summary()
+    assert not certify_features(X, y, head=HEAD, mode="loo", k=5).rigorous  # disagreement counted in sample
+
+
+def test_choosing_k_on_the_certified_points_is_paid_for(gaussians):
+    X, y, pool = gaussians
+    c = certify_features(X, y, head=HEAD, unlabeled=pool, mode="loo", slack="hoeffding-heuristic")
+    assert c.geometry.delta == pytest.approx(0.025 / 6)
+    free = certify_features(X, y, head=HEAD, unlabeled=pool)  # blocked: k is chosen on the memory alone
+    assert free.joint.delta == pytest.approx(0.025)
+
+
+def test_overlap_of_pool_and_training_is_reported(gaussians):
+    X, y, _ = gaussians
+    with pytest.warns(UserWarning, match="shares 600 points"):
+        c = certify_features(X, y, head=HEAD, unlabeled=X, k=5)
+    assert not c.rigorous and any("not certified" in n for n in c.notes)
+
+
+def test_small_block_and_pruned_grid_warn():
+    X, y = draw_classes(40, 2, 3, 0, "small")
+    with pytest.warns(UserWarning) as caught:
+        certify_features(X, y, head=HEAD)
+    text = " | ".join(str(w.message) for w in caught)
+    assert "only 8 certification points" in text and "dropped, the memory has 32 points" in text
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [np.array(["b", "a", "b"]), np.array([7, -3, 7], np.int8), np.eye(2)[[1, 0, 1]], torch.tensor([9, 2, 9])],
+)
+def test_labels_of_any_kind(labels):
+    classes, codes = encode_labels(labels)
+    assert codes.tolist() == [1, 0, 1] and classes.size == 2
+
+
+def test_blocks_are_random_and_disjoint():
+    kept, held = random_block(1000, 0.2, seed=3)
+    assert held.size == 200 and np.intersect1d(kept, held).size == 0
+    assert held.min() < 100 and held.max() > 900
+    assert not (random_block(1000, 0.2, seed=4)[1] == held).all()
+
+
+def test_chosen_k_is_the_best_and_smallest():
+    X = np.array([[0.0], [1.0], [2.1], [10.0], [11.0], [12.1]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert choose_k(X, np.array([0, 0, 0, 1, 1, 1]), (1, 2, 5))[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"X": np.full((600, 8), np.nan)}, "^X: expected finite numbers, got nan"),
+        ({"X": np.ones((600, 8))}, "^X: expected features that differ between points"),
+        ({"y": np.zeros(5)}, "^y: expected 600 labels as rows of X, got 5"),
+        ({"y": np.zeros(600)}, "^y: expected at least 2 classes, got 1"),
+        ({"block": 1.5}, "^block: expected a finite number > 0"),
+        ({"k": 10_000}, r"^k: expected at most 480"),
+        ({"slack": "bernstein"}, "^slack: expected one of 'clopper-pearson'"),
+        ({"stability": "unlabeled"}, "^unlabeled: expected features of a pool"),
+        ({"unlabeled": np.ones((3, 2))}, r"^unlabeled: expected shape"),
+    ],
+)
+def test_one_clear_error(gaussians, change, message):
+    X, y, _ = gaussians
+    arguments = {"X": X, "y": y, "head": HEAD, "k": 5, **change}
+    with pytest.raises(ValueError, match=message):
+        certify_features(arguments.pop("X"), arguments.pop("y"), **arguments)
+
+
+# torch
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.5))
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+def train_net(subset, seed):
+    torch.manual_seed(seed)
+    model, loader = Net(), DataLoader(subset, 64, shuffle=True, generator=torch.Generator().manual_seed(seed))
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(4):
+        for x, y in loader:
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimiser.step()
+    return model
+
+
+@pytest.fixture(scope="module")
+def torch_data(gaussians):
+    X, y, pool = gaussians
+    return TensorDataset(torch.tensor(X).float(), torch.tensor(y)), TensorDataset(torch.tensor(pool).float())
+
+
+def test_certify_a_torch_model(torch_data):
+    data, pool = torch_data
+    model = train_net(data, 0)
+    model.train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    c = certify(
+        model,
+        DataLoader(data, 64, shuffle=True),
+        unlabeled_loader=DataLoader(pool, 64),
+        train_fn=train_net,
+        k=5,
+        check_train_fn=True,
+    )
+    assert c.rigorous and verify(c) == [] and c.bound < 0.75 and c.n_train == 480
+    assert model.training and all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    again = certify(model, DataLoader(data, 32), unlabeled_loader=DataLoader(pool, 64), train_fn=train_net, k=5)
+    assert again.bound == c.bound  # neither shuffling nor batch size matters
+
+
+def test_frozen_torch_model_in_mode_loo(torch_data):
+    data, pool = torch_data
+    model = train_net(data, 0)
+    with pytest.raises(ValueError, match="^train_fn: expected a function"):
+        certify(model, DataLoader(data, 64))
+    with pytest.raises(ValueError, match="^representation: expected 'frozen'"):
+        certify(model, DataLoader(data, 64), mode="loo")
+    c = certify(model, DataLoader(data, 64), unlabeled_loader=DataLoader(pool, 64), representation="frozen", k=3)
+    assert c.mode == "loo" and verify(c) == []
+
+
+def test_train_fn_that_ignores_its_subset_or_seed(torch_data):
+    data, pool = torch_data
+    model = train_net(data, 0)
+    with pytest.warns(UserWarning, match="does train_fn use its subset"):
+        certify(model, DataLoader(data, 64), train_fn=lambda subset, seed: model, k=5)
+    calls = []
+
+    def unseeded(subset, seed):
+        calls.append(1)
+        return train_net(subset, len(calls))
+
+    with pytest.raises(ValueError, match="^train_fn: expected the same model"):
+        certify(model, DataLoader(data, 64), train_fn=unseeded, k=5, check_train_fn=True)
+
+
+def test_extraction(torch_data, tmp_path):
+    data, _ = torch_data
+    model = train_net(data, 0).train()
+    got = extract_features(model, DataLoader(data, 50, shuffle=True), shards=tmp_path)
+    assert model.training and got.features.shape == (600, 32) and got.n_outputs == 4
+    assert (got.labels == data.tensors[1].numpy()).all()
+    with torch.no_grad():
+        model.eval()
+        np.testing.assert_allclose(got.features, model.body(data.tensors[0]).numpy(), atol=1e-6)
+    (tmp_path / "000003.npz").unlink()  # an interrupted pass: one shard is made again
+    assert (extract_features(model, DataLoader(data, 50), shards=tmp_path).features == got.features).all()
+    as_dict = DataLoader(
+        data,
+        50,
+        collate_fn=lambda rows: {"x": torch.stack([r[0] for r in rows]), "labels": torch.stack([r[1] for r in rows])},
+    )
+    assert (extract_features(model, as_dict).features == got.features).all()
+
+
+def test_random_augmentation_and_streams_are_refused(torch_data):
+    class Noisy(Dataset):
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, i):
+            return torch.randn(8), 0
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield torch.zeros(8), 0
+
+    with pytest.raises(ValueError, match="^loader: expected the same inputs on a second reading"):
+        extract_features(Net(), DataLoader(Noisy(), 5))
+    with pytest.raises(TypeError, match="^loader: expected a data set with length and index"):
+        extract_features(Net(), DataLoader(Stream(), 5))
+    with pytest.raises(ValueError, match="^layer: expected the name of a module"):
+        extract_features(Net(), DataLoader(torch_data[0], 5), layer="nope")

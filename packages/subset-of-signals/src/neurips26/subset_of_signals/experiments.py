@@ -1,0 +1,116 @@
+"""One error of one method on one drawn problem: what all claims and tuning grids are made of.
+
+Methods see ``X``, ``y`` and the scale of the signals. Those that need the number of signals are told it; the oracle alone
+sees the variances.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from sklearn.linear_model import RANSACRegressor, TheilSenRegressor
+
+from neurips26.subset_of_signals import robust
+from neurips26.subset_of_signals.lad import lad
+from neurips26.subset_of_signals.npmle import npmle
+from neurips26.subset_of_signals.simulate import Sample
+
+__all__ = ["FAMILY", "PREVIOUS", "TUNED", "error", "fit"]
+
+#: What a practitioner has today, apart from the two estimators of this package.
+FAMILY = ("ols", "lad", "huber", "truncation", "trimming", "tukey", "npmle")
+#: Methods with a published guarantee, or the habit, for this setting before.
+PREVIOUS = ("trimming", "truncation from OLS", "RANSAC", "Theil-Sen", "Huber (MAD scale)")
+
+#: One knob a method, four values each: the grid of the tune tier.
+GRIDS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "npmle": ("scale_floor", (0.03, 0.1, 0.3, 0.6)),
+    "trimming": ("fraction", ("m/n", 0.25, 0.5, 0.75)),
+    "truncation from OLS": ("window", (2.0, 3.0, 4.0, 6.0)),
+    "RANSAC": ("residual_threshold", (1.0, 2.0, 4.0, 8.0)),
+    "Theil-Sen": ("n_subsamples", ("d", "2 d", "4 d", "8 d")),
+    "Huber (MAD scale)": ("constant", (0.5, 1.0, 1.345, 2.5)),
+}
+
+#: Chosen on tuning seeds (``results/…/tune.json``, grid "previous"): smallest geometric-mean error over the noise laws.
+TUNED: dict[str, dict[str, Any]] = {
+    "npmle": {"scale_floor": 0.6},
+    "trimming": {"fraction": "m/n"},
+    "truncation from OLS": {"window": 2.0},
+    "RANSAC": {"residual_threshold": 8.0},
+    "Theil-Sen": {"n_subsamples": "d"},
+    "Huber (MAD scale)": {"constant": 0.5},
+}
+
+
+def fit(method: str, sample: Sample, seed: int = 0, setting: dict[str, Any] | None = None) -> np.ndarray:
+    """Coefficients of ``method`` on a drawn problem with signals of scale 1."""
+    X, y = sample.X, sample.y
+    n, d = X.shape
+    m = int(sample.signal.sum())
+    s = TUNED.get(method, {}) if setting is None else setting
+    methods: dict[str, Callable[[], np.ndarray]] = {
+        "ols": lambda: robust.wls(X, y),
+        "lad": lambda: lad(X, y).coef,
+        "huber": lambda: robust.huber(X, y).coef,
+        "tukey": lambda: robust.tukey(X, y).coef,
+        "truncation": lambda: robust.iterative_truncation(X, y).coef,
+        "trimming": lambda: (
+            robust.iterative_trimming(
+                X, y, m / n if s["fraction"] == "m/n" else s["fraction"], n_starts=3, seed=seed
+            ).coef
+        ),
+        "npmle": lambda: npmle(X, y, **s).coef,
+        "oracle": lambda: robust.oracle_wls(X, y, sample.sigma),
+        "truncation from OLS": lambda: robust.iterative_truncation(X, y, start="ols", window=s["window"]).coef,
+        "RANSAC": lambda: _ransac(X, y, s["residual_threshold"], seed),
+        "Theil-Sen": lambda: _theil_sen(
+            X, y, {"d": d, "2 d": 2 * d, "4 d": 4 * d, "8 d": 8 * d}[s["n_subsamples"]], seed
+        ),
+        "Huber (MAD scale)": lambda: _huber_mad(X, y, s["constant"]),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return methods[method]()
+
+
+def error(method: str, sample: Sample, seed: int = 0, setting: dict[str, Any] | None = None) -> float:
+    """Euclidean distance of the coefficients from the truth (the design is white or standardised)."""
+    return float(np.linalg.norm(fit(method, sample, seed, setting) - sample.beta))
+
+
+def _ransac(X: np.ndarray, y: np.ndarray, threshold: float, seed: int) -> np.ndarray:
+    model = RANSACRegressor(
+        residual_threshold=threshold,
+        min_samples=X.shape[1] + 1,
+        max_trials=300,
+        random_state=seed,
+        stop_probability=1.0,
+    )
+    model.estimator = _least_squares()
+    try:
+        return model.fit(X, y).estimator_.coef_
+    except ValueError:  # no consensus set found: it falls back to all sources
+        return robust.wls(X, y)
+
+
+def _least_squares() -> Any:
+    from sklearn.linear_model import LinearRegression
+
+    return LinearRegression(fit_intercept=False)
+
+
+def _theil_sen(X: np.ndarray, y: np.ndarray, subsample: int, seed: int) -> np.ndarray:
+    model = TheilSenRegressor(
+        fit_intercept=False, n_subsamples=max(subsample, X.shape[1]), max_subpopulation=2_000, random_state=seed
+    )
+    return model.fit(X, y).coef_
+
+
+def _huber_mad(X: np.ndarray, y: np.ndarray, constant: float) -> np.ndarray:
+    """Huber with its scale from the median absolute residual, as RLM and HuberRegressor do: the scale of the bad half."""
+    spread = float(np.median(np.abs(lad(X, y).residuals))) / 0.6745
+    return robust.huber(X, y, spread, constant=constant).coef
