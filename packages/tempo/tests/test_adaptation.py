@@ -1,14 +1,11 @@
-import hashlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from neurips26 import tempo
-from neurips26.tempo import memory as memories
 from neurips26.tempo.adaptation import TTAConfig, make_tta, method_config
-from neurips26.tempo.distributions import Categorical, Gaussian, Scalar
+from neurips26.tempo.distributions import Categorical, Scalar
 from neurips26.tempo.memory import ScoreMemory
 
 

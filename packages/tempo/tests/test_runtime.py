@@ -1,13 +1,10 @@
-import time
 
 import mujoco
 import numpy as np
 import pytest
-from neurips26.shared.testing import needs
 
-from neurips26 import tempo
-from neurips26.tempo import assets, shifts, tasks
-from neurips26.tempo.runtime import Disturbance, Runtime
+from neurips26.shared.testing import needs
+from neurips26.tempo.runtime import Runtime
 
 
 def put(world, qpos, qvel, command):

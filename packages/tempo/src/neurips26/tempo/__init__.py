@@ -6,6 +6,7 @@ from .checkpoint import Checkpoint, CheckpointError, Meta, available, load
 from .choices import Choices
 from .distributions import Categorical, Gaussian, ValueDistribution
 from .evaluate import Rollout, Table, evaluate, rollout
+from .gates import check_gates
 from .memory import ScoreMemory
 from .runtime import JoystickEnv, Runtime, make
 
@@ -29,6 +30,7 @@ __all__ = [
     "TestTimeAdapter",
     "ValueDistribution",
     "available",
+    "check_gates",
     "evaluate",
     "load",
     "make",

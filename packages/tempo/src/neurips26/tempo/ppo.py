@@ -32,10 +32,10 @@ class PPOConfig:
 
     env: str = "Go1JoystickFlatTerrain"
     seed: int = 0
-    total_steps: int = 20_000_000
-    num_envs: int = 256
-    unroll: int = 24  # RSL-RL's settings in Playground
-    segment: int = 100  # iterations between checkpoints, each on fresh environments
+    total_steps: int = 10_000_000
+    num_envs: int = 96  # envpool needs 55 MB a simulator
+    unroll: int = 64  # with num_envs: 6144 transitions an iteration
+    segment: int = 50  # iterations between checkpoints, each on fresh environments
     discount: float = 0.97  # Playground
     gae_lambda: float = 0.95
     clip: float = 0.2
@@ -49,19 +49,29 @@ class PPOConfig:
     value_coef: float = 1.0
     max_grad_norm: float = 1.0
     init_std: float = 0.6
+    std_cap: tuple[float, float, float] = (
+        0.6,
+        0.12,
+        0.9,
+    )  # exploration is capped: from, to (geometrically), at this fraction of training
     actor_hidden: tuple[int, ...] = (128, 128)
     value_hidden: tuple[int, ...] = (128, 128)
     penalty_start: float = 0.25  # factor on all penalties (they make standing the best policy that is easy to find) ...
-    penalty_ramp: tuple[float, float] = (0.5, 0.85)  # ... growing linearly to 1 between these fractions of training
+    penalty_ramp: tuple[float, float] = (0.6, 0.9)  # ... growing linearly to 1 between these fractions of training
     wide_tracking: float = (
         0.5  # weight of an additional, wider velocity kernel exp(-err^2 / 1.5) that standing does not saturate
     )
-    wide_until: tuple[float, float] = (0.6, 0.9)  # full weight until the first fraction, zero from the second
+    wide_until: tuple[float, float] = (0.7, 0.95)  # full weight until the first fraction, zero from the second
     mirror_coef: float = (
         0.05  # weight of the left-right symmetry loss |mu(o) - M mu(M o)|^2 / sigma^2 (Mittal et al. 2024)
     )
     env_threads: int = 1
     overlap: bool = True  # collect the next batch while learning from the last one (policy one iteration old)
+
+
+def from_json(text: str) -> PPOConfig:
+    """The configuration written by `json.dumps(asdict(config))`."""
+    return PPOConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(text).items()})
 
 
 class Learner(NamedTuple):
@@ -260,7 +270,7 @@ def make_update(cfg: PPOConfig) -> Any:
 
     reflect = symmetry(cfg.env) if cfg.mirror_coef > 0 else None
 
-    def update(state: Learner, batch: dict[str, jax.Array]) -> tuple[Learner, dict[str, jax.Array]]:
+    def update(state: Learner, batch: dict[str, jax.Array], top: jax.Array) -> tuple[Learner, dict[str, jax.Array]]:
         valid = batch["valid"]
         obs_stats, priv_stats = (
             merge_stats(state.obs_stats, batch["obs"].reshape(-1, batch["obs"].shape[-1])),
@@ -302,7 +312,7 @@ def make_update(cfg: PPOConfig) -> Any:
             grads = jax.tree.map(lambda g: g * jnp.minimum(1.0, cfg.max_grad_norm / (norm + 1e-8)), grads)
             step, opt = adam.update(grads, opt)
             params = jax.tree.map(lambda p, g: p - lr * g, params, step)
-            params["log_std"] = jnp.clip(params["log_std"], -2.5, 0.3)
+            params["log_std"] = jnp.clip(params["log_std"], -3.0, top)
             lr = jnp.where(
                 aux["kl"] > 2 * cfg.desired_kl, lr / 1.2, jnp.where(aux["kl"] < 0.5 * cfg.desired_kl, lr * 1.2, lr)
             )
@@ -329,6 +339,12 @@ def schedule(cfg: PPOConfig, fraction: float) -> tuple[float, float]:
     full, zero = cfg.wide_until
     wide = cfg.wide_tracking * float(np.clip((zero - fraction) / max(zero - full, 1e-9), 0.0, 1.0))
     return penalty, wide
+
+
+def std_limit(cfg: PPOConfig, fraction: float) -> float:
+    """Logarithm of the largest exploration noise at this fraction of training."""
+    start, end, until = cfg.std_cap
+    return float(np.log(start) + (np.log(end) - np.log(start)) * min(1.0, fraction / until))
 
 
 def train(
@@ -381,7 +397,7 @@ def train(
                 batch, summary = future.result()
                 if cfg.overlap and iteration + 1 < end:
                     future = collect(iteration + 1)
-                state, metrics = update(state, batch)
+                state, metrics = update(state, batch, std_limit(cfg, iteration / total))
                 if not cfg.overlap and iteration + 1 < end:
                     future = collect(iteration + 1)
                 iteration += 1

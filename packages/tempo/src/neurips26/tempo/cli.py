@@ -1,0 +1,214 @@
+"""`neurips26 tempo eval | adapt | pretrain | bench | shifts | assets`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import tyro
+
+from . import assets, checkpoint, shifts
+
+__all__ = ["main"]
+
+Robot = Literal["go1", "go2", "g1"]
+
+
+@dataclass
+class Eval:
+    """Compare the frozen policy with adapted ones, paired by seed, and print the table."""
+
+    robot: Robot = "go1"
+    shift: tuple[str, ...] = ("nominal", *shifts.SHIFTS)
+    """nominal, terrain, friction, payload, sensing, calf"""
+    severity: int = 3
+    methods: tuple[str, ...] = ("none", "naive", "tempo", "q_greedy", "zero")
+    robots: int = 8
+    ticks: int = 500
+    episodes: int = 1
+    checkpoint: str = ""
+    """name or file; by default the one shipped for the robot"""
+
+    def run(self) -> int:
+        """Prints the table."""
+        from .evaluate import evaluate
+
+        ckpt = checkpoint.load(self.checkpoint or f"{self.robot}-joystick")
+        names = tuple(dict.fromkeys(("nominal", *self.shift)))  # the nominal condition is always beside a shift
+        table = evaluate(
+            ckpt, names, self.methods, range(self.robots), self.severity, ticks=self.ticks, episodes=self.episodes
+        )
+        print(
+            f"{self.robot}, severity {self.severity}, {self.robots} robots x {self.episodes} x {self.ticks} ticks; checkpoint: {ckpt.meta.status}"
+        )
+        if ckpt.meta.status != "walks; gates passed":
+            print(
+                "This policy does not pass its gates: differences below are training continued, not evidence for adaptation."
+            )
+        print(table)
+        return 0
+
+
+@dataclass
+class Adapt:
+    """Run one robot with the deployment adapter and print what happens; --save keeps the adapted state."""
+
+    robot: Robot = "go1"
+    shift: str = "payload"
+    severity: int = 3
+    method: str = "tempo"
+    ticks: int = 500
+    seed: int = 0
+    save: Path | None = None
+    gif: Path | None = None
+    """frozen and adapted side by side (needs OpenGL: MUJOCO_GL=egl or osmesa)"""
+
+    def run(self) -> int:
+        """Prints a line a second."""
+        from .adapter import TestTimeAdapter
+        from .runtime import JoystickEnv
+
+        ckpt = checkpoint.load(f"{self.robot}-joystick")
+        condition = shifts.of_severity(self.robot, self.shift, self.severity)
+        adapter = TestTimeAdapter(ckpt, method=self.method, seed=self.seed)
+        print(f"compiled in {adapter.warmup():.1f} s; {adapter.memory_bytes() / 1e6:.2f} MB beyond the frozen policy")
+        env = JoystickEnv(self.robot, shift=condition, seed=self.seed)
+        obs, _ = env.reset()
+        total = 0.0
+        for t in range(self.ticks):
+            action, info = adapter.step(obs)
+            obs, reward, down, over, _ = env.step(action)
+            total += reward
+            if t % 50 == 49 or down:
+                print(
+                    f"{(t + 1) / 50:5.1f} s  reward {total:7.3f}  Q {info['q']:.3f}  drift {adapter.drift:.3f}  tick {1e3 * info['seconds']:.2f} ms{'  fell' if down else ''}"
+                )
+            if down or over:
+                obs, _ = env.reset()
+                adapter.reset()
+        if self.save is not None:
+            print(f"state in {adapter.save(self.save)}")
+        if self.gif is not None:
+            from .pictures import animation
+
+            print(f"animation in {animation(ckpt, condition, self.gif, min(self.ticks, 300), seed=self.seed)}")
+        return 0
+
+
+@dataclass
+class Pretrain:
+    """Train the policy that is adapted: PPO on envpool, the distributional critic, the gates. Goes on where it was stopped."""
+
+    out: Path = Path("runs/go1")
+    env: str = "Go1JoystickFlatTerrain"
+    steps: int = 10_000_000
+    seed: int = 0
+    num_envs: int = 96
+    """envpool needs about 55 MB each"""
+    critic_rounds: int = 12
+
+    def run(self) -> int:
+        """Runs all stages and prints where the checkpoint is."""
+        from .critic import CriticConfig
+        from .ppo import PPOConfig
+        from .pretrain import pretrain
+
+        unroll = max(1, 6144 // self.num_envs)
+        robot = "g1" if self.env.startswith("G1") else "go1"
+        mirror = 0.05 if robot == "go1" else 0.0
+        cfg = PPOConfig(
+            env=self.env,
+            seed=self.seed,
+            total_steps=self.steps,
+            num_envs=self.num_envs,
+            unroll=unroll,
+            mirror_coef=mirror,
+        )
+        print(
+            pretrain(
+                cfg, CriticConfig(robot=robot, seed=self.seed, rounds=self.critic_rounds), self.out, f"{robot}-joystick"
+            )
+        )
+        return 0
+
+
+@dataclass
+class Bench:
+    """Latency of the adapter and speed of the simulator on this machine."""
+
+    robot: Robot = "go1"
+    ticks: int = 1000
+
+    def run(self) -> int:
+        """Prints milliseconds, megabytes and ticks per CPU second."""
+        import time
+
+        from .claims import latency
+        from .runtime import Runtime
+
+        world = Runtime(self.robot, [0], episode_length=10**9)
+        world.reset()
+        zero, start = np.zeros((1, world.action_size)), time.process_time()
+        for _ in range(self.ticks):
+            if not world.alive.all():
+                world.reset()
+            world.step(zero)
+        print(f"MuJoCo runtime, one robot: {self.ticks / (time.process_time() - start):.0f} ticks per CPU second")
+        r = latency(checkpoint.load(f"{self.robot}-joystick"), self.ticks, 0)
+        for key in ("without", "with"):
+            low, high = 1e3 * np.percentile(r[key], [50, 99])
+            print(f"tick {key} an update: median {low:.2f} ms, 99th percentile {high:.2f} ms")
+        print(
+            f"compiled in {r['compile']:.1f} s, {r['recompiled']} recompilations afterwards, {r['bytes'] / 1e6:.2f} MB"
+        )
+        return 0
+
+
+@dataclass
+class Shifts:
+    """List the shifts, their severities and parameters."""
+
+    robot: Robot = "go1"
+
+    def run(self) -> int:
+        """Prints one line a shift and severity."""
+        for name in shifts.SEVERITIES["humanoid" if self.robot == "g1" else "quadruped"]:
+            for severity in (1, 2, 3):
+                print(f"{name:9s} {severity}  {shifts.describe(shifts.of_severity(self.robot, name, severity))}")
+        return 0
+
+
+@dataclass
+class Assets:
+    """Compile every robot on every ground, offline, and say what came out; list the shipped checkpoints."""
+
+    robots: tuple[str, ...] = field(default=assets.ROBOTS)
+
+    def run(self) -> int:
+        """Prints a line a model and a line a checkpoint."""
+        for robot in self.robots:
+            for terrain in assets.TERRAINS:
+                model = assets.compile_model(robot, terrain)
+                print(
+                    f"{robot:4s} {terrain:6s} {model.nu:3d} motors, {model.body_mass.sum():6.2f} kg, {model.opt.timestep * 1e3:.0f} ms steps"
+                )
+        for name in checkpoint.available():
+            ckpt = checkpoint.load(name)
+            print(f"{name}: {ckpt.meta.status}")
+        return 0
+
+
+def main(argv: list[str]) -> int:
+    """Entry point of `neurips26 tempo`."""
+    verbs = (
+        Annotated[Eval, tyro.conf.subcommand("eval")] | Annotated[Adapt, tyro.conf.subcommand("adapt")]
+        | Annotated[Pretrain, tyro.conf.subcommand("pretrain")] | Annotated[Bench, tyro.conf.subcommand("bench")]
+        | Annotated[Shifts, tyro.conf.subcommand("shifts")] | Annotated[Assets, tyro.conf.subcommand("assets")]
+    )  # fmt: skip
+    try:
+        return tyro.cli(verbs, args=argv, prog="neurips26 tempo").run()  # type: ignore[arg-type]
+    except (FileNotFoundError, ValueError, ImportError) as error:
+        print(f"tempo: {error}")
+        return 2
