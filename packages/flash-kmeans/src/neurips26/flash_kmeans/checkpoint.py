@@ -62,7 +62,7 @@ class Checkpoint:
         meta = self._content["meta"]
         state.centroids = np.array(self._content["centroids"])
         state.n_iter, state.converged, state.history = meta["n_iter"], meta["converged"], list(meta["history"])
-        engine.labels[:] = self._content["labels"]
+        engine.labels = np.array(self._content["labels"])
 
     def save(self, state: Any, engine: Any) -> None:
         """Write every `every` iterations, and when the loop has come to rest."""
@@ -82,7 +82,7 @@ class Checkpoint:
 
 
 def _fingerprint(engine: Any, problem: tuple) -> str:
-    rows = getattr(engine, "rows", None) or engine.engine.rows
+    rows = engine.rows
     digest = hashlib.sha256(repr((rows.n, rows.d, str(rows.dtype), problem)).encode())
     if rows.n:
         for start in (0, rows.n // 2, rows.n - 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -83,18 +83,23 @@ class Predict:
 
 @dataclass
 class Plan:
-    """Print how a problem of a given shape would be cut up here."""
+    """Print how a problem of a given shape would be cut up, here and on a GPU."""
 
     n: int
     k: int
     d: int
     memory_limit: int | None = None
+    arch: int = 90
+    """Compute capability times ten of the GPU."""
+    dtype: Literal["float32", "float16", "bfloat16"] = "float16"
 
     def run(self) -> None:
-        """Print the plan."""
+        """Print both plans."""
         import torch
 
+        from neurips26.flash_kmeans.gpu_plan import ARCHITECTURES, plan_assign
         from neurips26.flash_kmeans.plan import cpu_plan
+        from neurips26.shared.arrays import check_choice
 
         threads = torch.get_num_threads()
         plan = cpu_plan(
@@ -103,6 +108,40 @@ class Plan:
         print(
             f"cpu: {plan.threads} threads, slabs of {plan.slab_rows} rows, pieces of {plan.piece_rows}, {plan.bytes / 1e6:.1f} MB"
         )
+        check_choice(self.arch, "arch", ARCHITECTURES)
+        size = 4 if self.dtype == "float32" else 2
+        tiles = plan_assign(1, self.n, self.k, self.d, size, device=ARCHITECTURES[self.arch])
+        print(f"sm_{self.arch} {self.dtype}: {tiles}")
+
+
+@dataclass
+class CompileReport:
+    """Compile the Triton kernels for GPUs that need not be here, and print what the compiler made of them."""
+
+    grid: bool = False
+    """Every configuration of a grid of 200 shapes (several minutes) instead of the paper's shapes."""
+    arch: list[int] = field(default_factory=lambda: [80, 90])
+    """Compute capabilities times ten."""
+
+    def run(self) -> None:
+        """Print one line a kernel and the number of those that do not fit."""
+        from neurips26.flash_kmeans.compile_report import compile_report, grid_variants, paper_variants
+
+        found = compile_report((grid_variants if self.grid else paper_variants)(self.arch))
+        print("arch  kernel               type      registers  spills  shared   HMMA  HGMMA  atomics  tiles")
+        for c in found:
+            v, constants = c.variant, dict(c.variant.constants)
+            tiles = "x".join(
+                str(constants[name]) for name in ("BLOCK_N", "BLOCK_K", "BLOCK_D", "PIECE") if name in constants
+            )
+            print(
+                f"sm_{v.arch} {v.kernel:20} {v.dtype:9} {c.registers:9} {c.spills:7} {c.shared:7} {c.matrix:6} {c.warpgroup:6} "
+                f"{c.atomics:8}  D={constants.get('D', '-')} {tiles} warps={v.num_warps}"
+            )
+        bad = sum(not c.fits for c in found)
+        print(f"{len(found)} kernels, {bad} that spill or do not fit")
+        if bad:
+            raise ValueError(f"{bad} of {len(found)} kernels spill or need more shared memory than the device has")
 
 
 @dataclass
@@ -124,7 +163,7 @@ class Doctor:
             print("gpu: none (device='cuda' is an error here)")
 
 
-VERBS = {"fit": Fit, "predict": Predict, "plan": Plan, "doctor": Doctor}
+VERBS = {"fit": Fit, "predict": Predict, "plan": Plan, "compile-report": CompileReport, "doctor": Doctor}
 
 
 def main(argv: list[str]) -> int:

@@ -57,6 +57,7 @@ class Engine(ABC):
     labels: np.ndarray
     tolerance_scale: float  # mean variance of a feature
     zero_rows: float  # weight of rows without a direction (cosine)
+    scatter: float  # sum of w ||x - centre||^2; the sum of w for cosine
 
     @abstractmethod
     def first_centroids(
@@ -76,9 +77,9 @@ class Engine(ABC):
     def finish(self, centroids: np.ndarray) -> float:
         """Assign to the final centroids (absolute, in the compute type) and return the inertia."""
 
-    @abstractmethod
     def inertia(self, score: float) -> float:
         """The inertia that belongs to a step's score."""
+        return max(0.0, self.scatter + (score / 2 if self.unit else score))
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Sum over all processes (the identity on one)."""
@@ -109,6 +110,9 @@ class CpuEngine(Engine):
         self.summary = summarise(rows, self.weights, check_finite=check_finite)
         self.tolerance_scale, self.zero_rows = self.summary.variance, self.summary.zero_rows
         self.centre = np.zeros(rows.d, rows.dtype) if unit or not center else self.summary.mean.astype(rows.dtype)
+        offset = self.summary.mean - self.centre
+        about = self.summary.squares + self.summary.mass * float(offset @ offset)
+        self.scatter = self.summary.mass if unit else about
         self.threads = threads or torch.get_num_threads()
         self.plan = cpu_plan(
             rows.n, k, rows.d, rows.dtype.itemsize, self.threads, chunk_rows=chunk_rows, memory_limit=memory_limit,
@@ -171,13 +175,6 @@ class CpuEngine(Engine):
             )  # rows without a direction carry the label 0 but belong to no cluster
         return total
 
-    def inertia(self, score: float) -> float:
-        """See `Engine.inertia`."""
-        if self.unit:
-            return max(0.0, self.summary.mass + score / 2)
-        offset = self.summary.mean - self.centre
-        return max(0.0, self.summary.squares + self.summary.mass * float(offset @ offset) + score)
-
     def distances(self, centroids: np.ndarray) -> np.ndarray:
         """Squared distance `(N,)` of each point to the centroid of its label; `centroids` are absolute."""
         centroids = np.ascontiguousarray(centroids, self.dtype)
@@ -189,6 +186,8 @@ class CpuEngine(Engine):
 
     def farthest(self, centroids: np.ndarray, count: int) -> list[tuple[float, int, int, float, np.ndarray]]:
         """See `Engine.farthest`."""
+        if self.n == 0:
+            return []
         distance = self.distances(centroids + self.centre)
         if self.weights is not None:
             distance[self.weights <= 0] = -1

@@ -224,32 +224,45 @@ def kmeans(
         raise ValueError(f"n_init: expected 1 with a checkpoint, got {n_init}")
     where = target_device(x, device)
     family = x if isinstance(x, torch.Tensor) else None
-    if where.type != "cpu":
-        from neurips26.flash_kmeans.gpu_engine import gpu_engine
+    if where.type == "cuda":
+        from neurips26.flash_kmeans import gpu_engine
 
-        make = gpu_engine(x, where, precision=precision, deterministic=deterministic)
-    else:
-        make = None
-    rows = rows_of(
-        x if where.type == "cpu" or family is None else family.detach().cpu(), through_file=memory_limit is not None
-    )
+        if (
+            isinstance(seed, (int, type(None)))
+            and checkpoint is None
+            and process_group is None
+            and gpu_engine.fits(x, where, chunk_rows, memory_limit)
+        ):
+            return gpu_engine.kmeans_resident(
+                x, k, where, weights=weights, init=init, n_init=n_init, max_iter=max_iter, tol=tol, metric=metric,
+                precision=precision,
+                empty=empty, deterministic=deterministic, center=center, on_zero=on_zero, check_finite=check_finite, seed=seed,
+                choices=choices,
+            )  # fmt: skip
+    distributed = process_group is not None
+    source = family.detach().cpu() if family is not None else x
+    rows = rows_of(source, through_file=memory_limit is not None, allow_empty=distributed)
     if metric == "cosine":
         rows = UnitRows(rows)
+    weight = check_weights(weights, rows.n)
+    generator = seed if isinstance(seed, np.random.Generator) else np.random.default_rng(seed)
+    options: dict[str, Any] = dict(
+        weights=weight, unit=metric == "cosine", center=center, chunk_rows=chunk_rows, memory_limit=memory_limit,
+        check_finite=check_finite, choices=choices,
+    )  # fmt: skip
     total = rows.n
-    if process_group is not None:
+    if distributed:
         from neurips26.flash_kmeans.distributed import total_rows
 
         total = total_rows(rows.n, process_group)
     if k > total:
         raise ValueError(f"k: expected at most the number of points N={total}, got K={k}")
-    weight = check_weights(weights, rows.n)
-    generator = seed if isinstance(seed, np.random.Generator) else np.random.default_rng(seed)
-    options = dict(
-        weights=weight, unit=metric == "cosine", center=center, chunk_rows=chunk_rows, memory_limit=memory_limit, threads=threads,
-        check_finite=check_finite, choices=choices,
-    )  # fmt: skip
-    engine: Engine = make(rows, k, **options) if make else CpuEngine(rows, k, **options)
-    if process_group is not None:
+    engine: Engine
+    if where.type == "cuda":
+        engine = gpu_engine.GpuEngine(rows, k, where, precision=precision, deterministic=deterministic, **options)
+    else:
+        engine = CpuEngine(rows, k, threads=threads, **options)
+    if distributed:
         from neurips26.flash_kmeans.distributed import DistributedEngine
 
         engine = DistributedEngine(engine, process_group)

@@ -19,7 +19,18 @@ import torch
 
 from neurips26.flash_kmeans.cpu_kernels import kernels
 
-__all__ = ["ArrayRows", "FileRows", "ListRows", "Rows", "Summary", "TensorRows", "UnitRows", "rows_of", "summarise"]
+__all__ = [
+    "ArrayRows",
+    "FileRows",
+    "ListRows",
+    "Rows",
+    "Summary",
+    "TensorRows",
+    "UnitRows",
+    "rows_of",
+    "scatter_about",
+    "summarise",
+]
 
 #: Rows looked at together by passes that are not tied to a slab.
 BLOCK = 4096
@@ -212,13 +223,14 @@ class UnitRows(Rows):
         return np.ascontiguousarray(scaled / np.where(length > 0, length, 1), dtype=self.dtype)
 
 
-def rows_of(x: Any, name: str = "x", *, through_file: bool = False) -> Rows:
+def rows_of(x: Any, name: str = "x", *, through_file: bool = False, allow_empty: bool = False) -> Rows:
     """Wrap anything that holds points.
 
     Args:
         x: `(N, D)` array, torch tensor on the CPU, memory map, path of a `.npy` file, a list of such, or anything
             `numpy.asarray` takes.
         name: the argument's name, for messages.
+        allow_empty: accept zero rows (a rank of a process group may have none).
         through_file: read memory maps through their file, so that mapped pages do not count as memory.
 
     Raises:
@@ -234,7 +246,7 @@ def rows_of(x: Any, name: str = "x", *, through_file: bool = False) -> Rows:
             raise ValueError(f"{name}: expected a tensor on the CPU, got {x.device}")
         if x.is_complex():
             raise TypeError(f"{name}: expected real numbers, got {x.dtype}")
-        _two_axes(tuple(x.shape), name)
+        _two_axes(tuple(x.shape), name, allow_empty)
         x = x.detach()
         rows = TensorRows(x) if x.dtype == torch.bfloat16 else ArrayRows(x.numpy())
     elif (
@@ -256,17 +268,17 @@ def rows_of(x: Any, name: str = "x", *, through_file: bool = False) -> Rows:
             raise TypeError(f"{name}: expected an array of numbers, got {type(x).__name__} ({error})") from error
         if array.dtype.kind not in "biuf":
             raise TypeError(f"{name}: expected an array of real numbers, got dtype {array.dtype}")
-        _two_axes(array.shape, name)
+        _two_axes(array.shape, name, allow_empty)
         through = FileRows.memmap(array) if through_file and isinstance(array, np.memmap) else None
         rows = through or ArrayRows(np.asarray(array))
-    _two_axes((rows.n, rows.d), name)
+    _two_axes((rows.n, rows.d), name, allow_empty)
     return rows
 
 
-def _two_axes(shape: tuple[int, ...], name: str) -> None:
+def _two_axes(shape: tuple[int, ...], name: str, allow_empty: bool = False) -> None:
     if len(shape) != 2:
         raise ValueError(f"{name}: expected two axes (N, D), got shape {shape}")
-    if shape[0] == 0 or shape[1] == 0:
+    if (shape[0] == 0 and not allow_empty) or shape[1] == 0:
         raise ValueError(f"{name}: expected at least one row and one feature, got shape {shape}")
 
 
@@ -307,6 +319,8 @@ def summarise(rows: Rows, weights: np.ndarray | None = None, *, check_finite: bo
         if isinstance(rows, UnitRows):
             empty = ~block.any(axis=1)
             zero += float(weights[start : start + len(block)][empty].sum()) if weights is not None else int(empty.sum())
+    if rows.n == 0:
+        return Summary(np.zeros(rows.d), 0.0, 0.0, 0.0, 0.0)
     offset = first / rows.n
     squares = max(float((second - rows.n * offset * offset).sum()), 0.0)
     centre = shift.astype(np.float64) + offset
@@ -315,6 +329,16 @@ def summarise(rows: Rows, weights: np.ndarray | None = None, *, check_finite: bo
         return Summary(centre, variance, squares, float(rows.n), zero)
     about = weighted_square - 2 * float(offset @ weighted) + mass * float(offset @ offset)
     return Summary(centre, variance, max(about, 0.0), mass, zero)
+
+
+def scatter_about(rows: Rows, centre: np.ndarray, weights: np.ndarray | None = None) -> float:
+    """Sum of `w ||x - centre||^2`."""
+    total = 0.0
+    for start, block in rows.blocks(BLOCK):
+        y = block.astype(np.float64) - centre
+        squares = np.einsum("ij,ij->i", y, y)
+        total += float(squares.sum() if weights is None else squares @ weights[start : start + len(block)])
+    return total
 
 
 def _name_bad_row(block: np.ndarray, start: int, name: str) -> None:

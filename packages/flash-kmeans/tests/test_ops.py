@@ -1,0 +1,51 @@
+"""The PyTorch operators: `opcheck`, and whole-graph compilation of functions that call the public API."""
+
+import numpy as np
+import pytest
+import torch
+
+from neurips26.flash_kmeans import assign, update_centroids
+from neurips26.flash_kmeans.ops import assign_op, update_op
+
+
+@pytest.fixture
+def problem():
+    g = torch.Generator().manual_seed(0)
+    return torch.randn(200, 6, generator=g), torch.randn(9, 6, generator=g)
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+def test_opcheck(problem, metric):
+    x, c = problem
+    torch.library.opcheck(assign_op, (x, c, metric, "certified"))
+    labels = assign(x, c)
+    torch.library.opcheck(update_op, (x, labels, 9, None, True))
+    torch.library.opcheck(update_op, (x, labels, 9, torch.rand(200), True))
+
+
+def test_the_operator_is_the_function(problem):
+    x, c = problem
+    labels, distance = assign_op(x, c, "euclidean", "certified")
+    expected = assign(x, c, return_distance=True)
+    assert torch.equal(labels, expected[0]) and torch.equal(distance, expected[1])
+    means, mass = update_op(x, labels, 9, None, True)
+    assert torch.equal(means, update_centroids(x, labels, 9)) and mass.sum() == 200
+
+
+def test_whole_graph_compilation(problem):
+    x, c = problem
+
+    def step(x, c):
+        labels = assign(x * 2, c)
+        return labels, update_centroids(x * 2, labels, 9, old=c)
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for got, expected in zip(compiled(x, c), step(x, c)):
+        np.testing.assert_array_equal(got.numpy(), expected.numpy())
+
+
+@pytest.mark.bad_input
+def test_shapes_are_checked_while_tracing(problem):
+    x, c = problem
+    with pytest.raises(Exception, match="D=6"):
+        torch.compile(assign, fullgraph=True, backend="aot_eager")(x, c[:, :3])
