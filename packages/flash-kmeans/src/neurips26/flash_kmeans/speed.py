@@ -90,7 +90,7 @@ def time_cell(cell: Cell, method: str, seed: int, repeats: int = 2) -> float:
         return min(seconds(lambda: call(x, init, cell.iterations)) for _ in range(repeats))
 
 
-def bare_product(cell: Cell, repeats: int = 3) -> float:
+def bare_product(cell: Cell, repeats: int = 1) -> float:
     """CPU seconds of what no exact method on a GEMM can avoid: the product of `2 N K D` operations and the minimum of each row,
     in tiles
     that stay in cache, once an iteration and once for the final labels. The better of two tile heights."""
