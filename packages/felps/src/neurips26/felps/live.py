@@ -1,0 +1,331 @@
+"""Measurements on engines that really run: the CPU engine of this package and, in an environment of its own, vLLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neurips26.felps.compare import build
+from neurips26.felps.engine_model import EngineModel, Step, calibrate
+from neurips26.felps.metrics import RunResult, jain
+from neurips26.felps.simulator import Simulator
+from neurips26.felps.workload import Workload
+from neurips26.shared.claims import DataUse, Measurement, Series
+from neurips26.shared.context import Context
+from neurips26.shared.runs import Cells
+from neurips26.shared.seeding import rng
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "felps": {"policy": "felps", "weight": 0.0, "prior_output": 10.0},
+    "vtc": {"policy": "vtc", "mode": "drain"},
+    "affinity": {"policy": "affinity"},
+}
+
+
+def small_arena(
+    path: Path | None, seed: int, requests: int, adapters: int, prompt: int, output: int, seconds: float
+) -> Workload:
+    """A short workload with the arena trace's adapters and relative lengths: its most popular adapters, lengths capped."""
+    if path is None:
+        whole = Workload.synthetic(adapters, 4.0, 300.0, "gamma", 1.0, 140.0, 250.0, seed)
+    else:
+        whole = Workload.from_csv(path)
+    ids, counts = np.unique(whole.adapter, return_counts=True)
+    popular = ids[np.argsort(-counts, kind="stable")][:adapters]
+    kept = np.flatnonzero(np.isin(whole.adapter, popular))
+    generator = rng(seed, "felps", "small")
+    start = int(generator.integers(len(kept) - requests))
+    rows = kept[start : start + requests]
+    arrival = whole.arrival[rows] - whole.arrival[rows][0]
+    number = {int(a): i + 1 for i, a in enumerate(popular)}
+    return Workload(
+        arrival * seconds / max(arrival[-1], 1e-9),
+        np.array([number[int(a)] for a in whole.adapter[rows]]),
+        np.clip(whole.prompt[rows] // 4, 4, prompt),
+        np.clip(whole.output[rows] // 16, 2, output),
+        name="arena, small", origin=whole.origin,
+    )  # fmt: skip
+
+
+# The CPU engine ------------------------------------------------------------------------------------------------------
+
+
+class _Lab:
+    """SmolLM2 with six random adapters in two slots, built once."""
+
+    def __init__(self) -> None:
+        import torch
+
+        from neurips26.felps.adapters import random_adapters
+        from neurips26.felps.engine import CPUEngine
+        from neurips26.shared import backbones
+
+        torch.set_num_threads(1)
+        self.folder = tempfile.TemporaryDirectory()
+        model = backbones.load("SmolLM2-135M")
+        paths = random_adapters(model, self.folder.name, 6, rank=32)
+        self.engine = CPUEngine(model, paths, 2, 8, 128, max_length=160, max_rank=32)
+        self.engine.run(small_arena(None, 1, 6, 6, 16, 4, 1.0), build({"policy": "fcfs"}))  # warm: pages, allocator
+
+    def simulator(self, model: EngineModel) -> Simulator:
+        b = self.engine.batching
+        return Simulator(
+            model,
+            b.max_loras,
+            b.max_num_seqs,
+            b.max_num_batched_tokens,
+            b.kv_tokens,
+            chunked_prefill=False,
+            sample_every=0.25,
+        )
+
+
+_lab: list[_Lab] = []
+
+
+def _get_lab() -> _Lab:
+    if not _lab:
+        _lab.append(_Lab())
+    return _lab[0]
+
+
+def _figures(run: RunResult) -> dict[str, float]:
+    return {"makespan": run.makespan, "loads": float(run.loads), "jain": run.jain_served_fraction()}
+
+
+def _shared(ctx: Context) -> Cells:
+    """Cells that several claims of one run directory look at."""
+    return Cells(ctx.directory / "cells" / "live")
+
+
+def real_and_simulated(ctx: Context, seeds: int = 5) -> list[dict[str, dict[str, dict[str, float]]]]:
+    """Per seed and policy: figures of the real engine and of the simulator calibrated on another trace."""
+    path = ctx.data("arena")
+
+    def load(seed: int) -> Workload:
+        return small_arena(path, seed, 20, 6, 48, 20, 3.0)
+
+    def calibrated() -> list[list[float]]:
+        steps: list[Step] = []
+        for setting in SETTINGS.values():
+            steps += _get_lab().engine.run(load(ctx.seeds(1)[0] + 5000), build(setting)).steps
+        return [
+            [s.prefill_tokens, s.prefill_seqs, s.decode_seqs, s.kv_tokens, s.loads, s.seconds, s.load_seconds]
+            for s in steps
+        ]
+
+    cells = _shared(ctx)
+    steps = cells.get("calibration", calibrated)
+    model = calibrate([Step(*(int(v) for v in row[:5]), *row[5:]) for row in steps])
+
+    def seed_row(seed: int) -> dict[str, dict[str, dict[str, float]]]:
+        row = {}
+        for name, setting in SETTINGS.items():
+            workload = load(seed)
+            real = _get_lab().engine.run(workload, build(setting)).run
+            simulated = _get_lab().simulator(model).run(workload, build(setting))
+            row[name] = {"real": _figures(real), "simulated": _figures(simulated)}
+        return row
+
+    return [
+        cells.get(f"real {seed}", lambda seed=seed: seed_row(seed))
+        for seed in ctx.track(ctx.seeds(seeds), "real engine")
+    ]
+
+
+def rank_agreement(row: dict[str, dict[str, dict[str, float]]], metric: str) -> float:
+    """Spearman correlation over policies of simulated and real values (ties share their rank)."""
+    from scipy.stats import rankdata
+
+    real, simulated = ([r[source][metric] for r in row.values()] for source in ("real", "simulated"))
+    a, b = rankdata(real), rankdata(simulated)
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return float(np.ptp(a) == np.ptp(b))
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def mixed_against_separate(ctx: Context, repeats: int) -> list[tuple[float, float]]:
+    """(tokens per CPU second of a mixed batch of 4 adapters x 4 requests, of one adapter at a time), repeated in turns."""
+
+    def measure() -> list[list[float]]:
+        import torch
+
+        from neurips26.felps.adapters import random_adapters
+        from neurips26.felps.engine import CPUEngine
+        from neurips26.shared import backbones
+
+        torch.set_num_threads(1)
+        with tempfile.TemporaryDirectory() as folder:
+            model = backbones.load("SmolLM2-135M")
+            paths = random_adapters(model, folder, 4, rank=16)
+            engine = CPUEngine(model, paths, 4, 16, 16 * 24, max_length=48, max_rank=16)
+            for adapter in range(1, 5):
+                engine.load(adapter, adapter - 1)
+            steps = 6
+
+            def decode(groups: list[list[int]]) -> float:
+                """Decode ``steps`` tokens for each group of slots after short prompts; tokens per CPU second."""
+                began = time.process_time()
+                for group in groups:
+                    names = [f"slot{slot}" for slot in group]
+                    tokens = torch.full((len(group), 1), 5)
+                    for position in range(8, 8 + steps):
+                        where = torch.full((len(group), 1), position)
+                        tokens = engine.forward(tokens, where, slice(0, len(group)), names).argmax(-1, keepdim=True)
+                return 16 * steps / (time.process_time() - began)
+
+            mixed, separate = [[s for s in range(4) for _ in range(4)]], [[s] * 4 for s in range(4)]
+            decode(mixed)
+            return [[decode(mixed), decode(separate)] for _ in range(repeats)]
+
+    return [(row[0], row[1]) for row in _shared(ctx).get("mixed", measure)]
+
+
+# vLLM ----------------------------------------------------------------------------------------------------------------
+
+
+def vllm_python() -> Path:
+    """Interpreter of the environment that ``benchmarks/vllm_env.sh`` makes (or of ``NEURIPS26_FELPS_VLLM``).
+
+    Raises:
+        FileNotFoundError: there is none; says what to run.
+    """
+    named = os.environ.get("NEURIPS26_FELPS_VLLM")
+    path = Path(named) if named else Path("build") / "felps-vllm" / "bin" / "python"
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no vLLM environment; make one with packages/felps/benchmarks/vllm_env.sh")
+    return path
+
+
+def serve_in_vllm(job: dict[str, Any], seconds: float = 1800.0) -> list[dict[str, Any]]:
+    """Run a job of ``integrations.replay_vllm`` in the vLLM environment."""
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
+    }  # fmt: skip
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        [str(vllm_python()), "-m", "neurips26.felps.integrations.replay_vllm"], input=json.dumps(job), text=True,
+        capture_output=True, timeout=seconds, env=environment, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"vLLM replay failed ({done.returncode}): {done.stderr[-2000:]}")
+    return json.loads(done.stdout)
+
+
+VLLM_ENGINE = {"max_loras": 3, "max_num_seqs": 12, "max_model_len": 512, "max_num_batched_tokens": 512}
+VLLM_ADAPTERS = 12
+PLUG_IN = {"policy": "felps", "weight": 0.2, "prior_output": 16.0}
+
+
+def vllm_workload(path: Path | None, seed: int) -> Workload:
+    """150 requests of the 12 most popular adapters of the arena trace."""
+    return small_arena(path, seed, 150, VLLM_ADAPTERS, 96, 40, 3.0)
+
+
+def _rows(workload: Workload) -> list[list[float]]:
+    return [
+        [float(t), int(a), int(n), int(m)]
+        for t, a, n, m in zip(workload.arrival, workload.adapter, workload.prompt, workload.output)
+    ]
+
+
+def fairness_of(workload: Workload, outcome: dict[str, Any], until: float, samples: int = 40) -> dict[str, float]:
+    """Jain index of served fractions (mean over ``samples`` times up to ``until``) and throughput, from a served outcome.
+
+    A prompt counts as delivered with its first token.
+    """
+    top = int(workload.adapter.max()) + 1
+    times, costs, adapters = [], [], []
+    for index, at in outcome["first"].items():
+        times.append(at)
+        costs.append(float(workload.prompt[int(index)]))
+        adapters.append(int(workload.adapter[int(index)]))
+    for at, index, tokens in outcome["progress"]:
+        times.append(at)
+        costs.append(2.0 * tokens)
+        adapters.append(int(workload.adapter[int(index)]))
+    order = np.argsort(times, kind="stable")
+    when, cost, adapter = np.array(times)[order], np.array(costs)[order], np.array(adapters)[order]
+    values = []
+    for t in np.linspace(until / samples, until, samples):
+        there, arrived = when <= t, workload.arrival <= t
+        served = np.bincount(adapter[there], cost[there], top)
+        work = np.bincount(workload.adapter[arrived], workload.cost()[arrived], top)
+        values.append(jain(served[work > 0] / work[work > 0]))
+    return {"jain": float(np.mean(values)), "throughput": float(workload.cost().sum() / outcome["makespan"])}
+
+
+def vllm_runs(ctx: Context, seeds: int = 6) -> list[dict[str, Any]]:
+    """Per seed: fairness and throughput of the plug-in, of it under FCFS, and of vLLM's own scheduler, texts compared."""
+    path = ctx.data("arena")
+
+    def serve() -> list[dict[str, Any]]:
+        loads = [vllm_workload(path, seed) for seed in ctx.seeds(seeds)]
+        schedulers: list[dict[str, Any] | None] = [None, PLUG_IN, {"policy": "fcfs"}]
+        runs = [{"scheduler": s, "rows": _rows(w)} for s in schedulers for w in loads]
+        outcomes = serve_in_vllm({"engine": VLLM_ENGINE, "adapters": VLLM_ADAPTERS, "runs": runs})
+        rows = []
+        for i, load in enumerate(loads):
+            default, ours, fcfs = outcomes[i], outcomes[seeds + i], outcomes[2 * seeds + i]
+            until = min(o["makespan"] for o in (default, ours, fcfs))
+            row: dict[str, Any] = {
+                name: fairness_of(load, o, until)
+                | {k: o[k] for k in ("loads", "makespan", "steps", "preemptions", "schedule_seconds")}
+                for name, o in (("default", default), ("felps", ours), ("fcfs", fcfs))
+            }
+            row["different"] = sum(default["texts"][k] != o["texts"][k] for o in (ours, fcfs) for k in default["texts"])
+            row["same_order_fcfs"] = default["order"] == fcfs["order"]
+            rows.append(row)
+        return rows
+
+    return _shared(ctx).get("vllm", serve)
+
+
+def vllm_data(ctx: Context) -> list[DataUse]:
+    """What the replay was made of."""
+    return [DataUse("arena", "real") if ctx.data("arena") else DataUse("synthetic", "generated")]
+
+
+def vllm_measurement(ctx: Context, rows: list[dict[str, Any]], metric: str) -> Measurement:
+    """Plug-in against default, with loads and makespans in the cells."""
+    cells = [
+        {"factors": {"scheduler": name, "metric": m}, "seed": seed, "method": name, "value": row[name][m]}
+        for seed, row in zip(ctx.seeds(len(rows)), rows)
+        for name in ("default", "felps", "fcfs")
+        for m in ("jain", "throughput", "loads", "makespan")
+    ]
+    return Measurement(
+        ours=Series(PLUG_IN | VLLM_ENGINE, [row["felps"][metric] for row in rows]),
+        baselines={"default": Series(VLLM_ENGINE, [row["default"][metric] for row in rows])},
+        compared_to="default", seeds=ctx.seeds(len(rows)), cells=cells, data=vllm_data(ctx),
+    )  # fmt: skip
+
+
+def vllm_overhead(ctx: Context, seeds: int = 5) -> list[float]:
+    """Added scheduling time a step over the default's whole step, with 256 requests waiting all the time."""
+
+    def serve() -> list[float]:
+        runs = []
+        for scheduler in (None, PLUG_IN):
+            for seed in ctx.seeds(seeds):
+                generator = rng(seed, "felps", "overhead")
+                n = 256 + 24
+                rows = [[0.0, int(a), 16, 12] for a in generator.integers(1, VLLM_ADAPTERS + 1, n)]
+                runs.append({"scheduler": scheduler, "rows": rows, "first": 24})
+        outcomes = serve_in_vllm({"engine": VLLM_ENGINE, "adapters": VLLM_ADAPTERS, "runs": runs})
+        values = []
+        for default, ours in zip(outcomes[:seeds], outcomes[seeds:]):
+            step = default["busy"] / default["steps"]
+            added = ours["schedule_seconds"] / ours["steps"] - default["schedule_seconds"] / default["steps"]
+            values.append(added / step)
+        return values
+
+    return _shared(ctx).get("vllm overhead", serve)
