@@ -158,12 +158,6 @@ def test_queue_admits_what_the_simulator_admits(name, mode):
             admitted.append(request.id)
             return super().admit(request)
 
-        def _finish(self):
-            tick = {run.request.id: run for run in self.decoding}
-            super()._finish()
-            for request_id in tick.keys() - {run.request.id for run in self.decoding}:
-                pass
-
     class Told(type(policy)):
         """The simulator's policy; passes per-request progress on to the queue."""
 

@@ -9,6 +9,7 @@ from neurips26.felps.baselines import (
     SJFPolicy,
     VTCPolicy,
 )
+from neurips26.felps.compare import compare, dominated, hypervolume, pareto
 from neurips26.felps.engine_model import EngineModel, Step, calibrate, fit_cost_profile
 from neurips26.felps.felps import FELPSPolicy
 from neurips26.felps.metrics import RunResult, jain, proportional_shares
@@ -39,7 +40,11 @@ __all__ = [
     "VTCPolicy",
     "Workload",
     "calibrate",
+    "compare",
+    "dominated",
     "fit_cost_profile",
+    "hypervolume",
     "jain",
+    "pareto",
     "proportional_shares",
 ]

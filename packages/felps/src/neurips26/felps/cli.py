@@ -1,7 +1,215 @@
-"""Verbs of ``neurips26 felps``."""
+"""Verbs of ``neurips26 felps``: thin calls of the public API."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from neurips26.felps.compare import compare, pareto
+from neurips26.felps.engine_model import PRESETS, EngineModel, fit_cost_profile
+from neurips26.felps.policy import Policy
+from neurips26.felps.simulator import Simulator
+from neurips26.felps.workload import Workload
+from neurips26.shared.runs import atomic_write_json
+
+
+@dataclass
+class Trace:
+    """Where requests come from."""
+
+    path: Path | None = None
+    """A trace file; without one a workload is generated."""
+    format: Literal["azure", "csv", "jsonl"] = "csv"
+    adapters: int = 32
+    """Adapters drawn by Zipf's law where the trace names none."""
+    alpha: float = 1.0
+    start: float = 0.0
+    duration: float | None = None
+    rate_scale: float = 1.0
+    seed: int = 0
+
+    def load(self, seed: int | None = None) -> Workload:
+        """The workload."""
+        seed = self.seed if seed is None else seed
+        if self.path is None:
+            return Workload.synthetic(self.adapters, 2.2 * self.rate_scale, self.duration or 300.0, "gamma", seed=seed)
+        if self.format == "azure":
+            return Workload.from_azure_csv(
+                self.path, self.adapters, "zipf", self.alpha, seed, self.start, self.duration, self.rate_scale
+            )
+        whole = (
+            Workload.from_csv(self.path)
+            if self.format == "csv"
+            else Workload.from_jsonl(self.path, self.adapters, self.alpha, seed)
+        )
+        if self.start or self.duration is not None or self.rate_scale != 1.0:
+            return whole.window(self.start, self.duration, self.rate_scale)
+        return whole
+
+
+@dataclass
+class Engine:
+    """The simulated engine."""
+
+    preset: Literal["a10g-llama-7b", "a100-llama-7b"] = "a10g-llama-7b"
+    max_loras: int = 4
+    max_num_seqs: int = 32
+    kv_tokens: int = 10_000
+    eviction: Literal["lru", "lfu", "cost", "served"] = "lru"
+
+    def build(self) -> Simulator:
+        """The simulator."""
+        return Simulator(
+            EngineModel.preset(self.preset), self.max_loras, self.max_num_seqs, 2048, self.kv_tokens, self.eviction
+        )
+
+
+def _policy(spec: str) -> dict:
+    """``vtc:mode=drain`` as a setting."""
+    name, _, options = spec.partition(":")
+    setting: dict = {"policy": name}
+    for option in filter(None, options.split(",")):
+        key, _, value = option.partition("=")
+        try:
+            setting[key] = float(value)
+        except ValueError:
+            setting[key] = value
+    return setting
+
+
+def _show(rows: list[dict]) -> None:
+    print(
+        f"{'policy':<34}{'Jain':>7}{'units/s':>9}{'loads':>7}{'gap':>6}{'30-s J':>8}{'TTFT p50':>10}{'unfinished':>12}"
+    )
+    for name in dict.fromkeys(row["label"] for row in rows):
+        mine = [row for row in rows if row["label"] == name]
+
+        def mean(key: str, mine: list[dict] = mine) -> float:
+            return sum(row[key] for row in mine) / len(mine)
+
+        print(
+            f"{name:<34}{mean('jain'):>7.3f}{mean('throughput'):>9.0f}{mean('loads'):>7.0f}{mean('gap'):>6.2f}"
+            f"{mean('windowed_jain_30s'):>8.3f}{mean('ttft_p50'):>10.2f}{mean('unfinished'):>7.0f}/{mean('requests'):.0f}"
+        )
+
+
+@dataclass
+class Simulate:
+    """Serve a trace with one policy and print its figures."""
+
+    policy: tyro.conf.Positional[str] = "felps:weight=0.2"
+    """Name and arguments: felps:weight=0.2,mode=drain."""
+    trace: Trace = field(default_factory=Trace)
+    engine: Engine = field(default_factory=Engine)
+    out: Path | None = None
+    """Write figures and per-request times here (JSON)."""
+
+    def run(self) -> None:
+        """Run and print."""
+        options = _policy(self.policy)
+        workload = self.trace.load()
+        policy = Policy.make(options.pop("policy"), **options)
+        result = self.engine.build().run(workload, policy, horizon=workload.duration)
+        print(json.dumps(result.metrics(), indent=1))
+        if self.out is not None:
+            result.save(self.out)
+
+
+@dataclass
+class Sweep:
+    """Serve a trace with several policies, print the table and draw the front; an interrupted sweep continues."""
+
+    policies: tyro.conf.Positional[tuple[str, ...]] = (
+        "felps:weight=0", "felps:weight=0.1", "felps:weight=0.2", "felps:weight=0.5", "felps:weight=1", "fcfs",
+        "vtc:mode=drain", "vtc", "drr:mode=drain", "dlpm:mode=drain", "affinity",
+    )  # fmt: skip
+    trace: Trace = field(default_factory=Trace)
+    engine: Engine = field(default_factory=Engine)
+    seeds: int = 1
+    out: Path = Path("build/felps-sweep")
+
+    def run(self) -> None:
+        """Run what is not on disk yet."""
+        workloads = [self.trace.load(self.trace.seed + i) for i in range(self.seeds)]
+        # Cells belong to one trace and one engine: another one gets another folder.
+        name = f"{self.trace}{self.engine}".encode()
+        import hashlib
+
+        folder = self.out / "cells" / hashlib.sha256(name).hexdigest()[:12]
+        rows = compare(workloads, [_policy(p) for p in self.policies], self.engine.build(), folder)
+        _show(rows)
+        print(f"front: {pareto(rows, self.out / 'front.png', title=workloads[0].name)}")
+        atomic_write_json(self.out / "table.json", rows)
+
+
+@dataclass
+class Describe:
+    """Say what is in a trace."""
+
+    trace: Trace = field(default_factory=Trace)
+
+    def run(self) -> None:
+        """Print sizes, lengths, skew."""
+        print(json.dumps(self.trace.load().describe(), indent=1))
+
+
+@dataclass
+class Calibrate:
+    """Fit an engine model to a cost profile (JSON of the VTC artifact's form) and print it beside the presets."""
+
+    profile: tyro.conf.Positional[Path]
+
+    def run(self) -> None:
+        """Fit and print."""
+        for name, model in {"fitted": fit_cost_profile(json.loads(self.profile.read_text("utf-8"))), **PRESETS}.items():
+            print(f"{name}: {model}")
+
+
+@dataclass
+class Replay:
+    """Send a trace to an OpenAI-compatible server at its true arrival times (needs the extra "replay")."""
+
+    url: tyro.conf.Positional[str]
+    models: Annotated[str, tyro.conf.arg(help="model name of adapter {id}, for instance adapter-{id}")] = "adapter-{id}"
+    base: str = ""
+    """Model name of the bare base model (adapter 0)."""
+    speed: float = 1.0
+    trace: Trace = field(default_factory=Trace)
+    out: Path = Path("build/felps-replay.json")
+
+    def run(self) -> None:
+        """Replay and write one line an adapter."""
+        import asyncio
+
+        from neurips26.felps.replay import replay, summary
+
+        workload = self.trace.load()
+        names = {int(a): self.models.format(id=int(a)) if a else self.base for a in workload.adapters}
+        report = summary(asyncio.run(replay(workload, self.url, names, self.speed)))
+        atomic_write_json(self.out, report)
+        for adapter, row in report["adapters"].items():
+            print(adapter, row)
+
+
+Verb = (
+    Annotated[Simulate, tyro.conf.subcommand("simulate")]
+    | Annotated[Sweep, tyro.conf.subcommand("sweep")]
+    | Annotated[Describe, tyro.conf.subcommand("trace")]
+    | Annotated[Calibrate, tyro.conf.subcommand("calibrate")]
+    | Annotated[Replay, tyro.conf.subcommand("replay")]
+)
 
 
 def main(argv: list[str]) -> int:
-    """Run one verb."""
-    print("no verbs yet")
+    """Run one verb; a bad argument or file is one line, not a traceback."""
+    verb = tyro.cli(Verb, args=argv, prog="neurips26 felps", config=(tyro.conf.FlagConversionOff,))
+    try:
+        verb.run()
+    except (ValueError, OSError) as error:
+        print(f"error: {error}")
+        return 2
     return 0

@@ -105,7 +105,7 @@ def pareto(
         means.setdefault(mine[0]["setting"]["policy"], {})[name] = (*point, mine[0]["setting"])
     path = Path(path)
     with figure(path, size=(5.6, 3.8)) as axes:
-        for i, (policy, points) in enumerate(sorted(means.items(), key=lambda item: item[0] != highlight)):
+        for policy, points in sorted(means.items(), key=lambda item: item[0] != highlight):
             xs, ys = [p[0] for p in points.values()], [p[1] for p in points.values()]
             ours = policy == highlight
             style = "-o" if ours else "s"

@@ -62,6 +62,6 @@ def weight_trend(cells: Cells, level: float) -> tuple[float, float, float]:
     seeds: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for cell in cells:
         seeds[cell["seed"]].append((cell["factors"]["weight"], cell["value"]))
-    values = [spearman(*zip(*sorted(points)))[0] for points in seeds.values()]
+    values = [spearman(*np.array(sorted(points)).T)[0] for points in seeds.values()]
     mean, low, high = paired_t(values, level)
     return mean, max(low, -1.0), min(high, 1.0)

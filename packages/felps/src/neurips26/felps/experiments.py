@@ -19,7 +19,6 @@ from neurips26.shared.seeding import rng
 
 TRACES = ("conv", "code", "arena")
 WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
-SCALES = (500.0, 1000.0, 2000.0, 4000.0, 8000.0, 16000.0, 32000.0, 64000.0, 128000.0)
 
 # The Azure traces last 3436 s and more. Development saw [0, 1000) and [1500, 1740); these windows it did not.
 REPORTED_STARTS = (1000.0, 1240.0, 1740.0, 1980.0, 2220.0, 2460.0)
@@ -75,40 +74,28 @@ def workload(trace: str, path: Path | None, seed: int, index: int, development: 
     return Workload.from_azure_csv(path, 32, seed=seed, start=starts[index % len(starts)], duration=WINDOW)
 
 
-# Sweeps: every method has the same budget, nine settings when tuning -------------------------------------------------
+# Sweeps: nine settings for every method that has a parameter, when tuning and when reporting ---------------------------
 
 
-def tuning_grid() -> list[dict[str, Any]]:
-    """Nine settings a method: three modes times three values of its parameter, or what it has."""
+def rivals() -> list[dict[str, Any]]:
+    """Every rival in all three modes, times three values of its parameter where it has one."""
     grid: list[dict[str, Any]] = []
     for mode in MODES:
-        grid += [{"policy": "felps", "mode": mode, "weight": w} for w in (0.05, 0.2, 0.5)]
         grid += [{"policy": "drr", "mode": mode, "quantum": q} for q in (1000.0, 8000.0, 64000.0)]
         grid += [{"policy": "dlpm", "mode": mode, "quantum": q} for q in (1000.0, 8000.0, 64000.0)]
         grid += [{"policy": "dlora", "mode": mode, "threshold": t} for t in (4000.0, 16000.0, 64000.0)]
-        grid += [{"policy": "sjf", "mode": mode, "estimator": e} for e in ("ewma", "oracle", "fixed")]
-        grid += [{"policy": name, "mode": mode} for name in ("vtc", "fcfs", "affinity")]
+        grid += [{"policy": name, "mode": mode} for name in ("vtc", "fcfs", "affinity", "sjf")]
     return grid
 
 
-TUNED_MODES: dict[str, dict[str, str]] = {
-    "conv": {"felps": "drain", "drr": "drain", "dlpm": "drain", "dlora": "drain", "sjf": "skip"},
-    "code": {"felps": "drain", "drr": "drain", "dlpm": "drain", "dlora": "drain", "sjf": "skip"},
-    "arena": {"felps": "drain", "drr": "drain", "dlpm": "drain", "dlora": "drain", "sjf": "skip"},
-}
-"""Mode of each swept method per trace, as chosen by the tuning grid ``modes`` (largest hypervolume)."""
+def tuning_grid() -> list[dict[str, Any]]:
+    """FELPS with three weights in three modes, and all rivals."""
+    return [{"policy": "felps", "mode": mode, "weight": w} for mode in MODES for w in (0.05, 0.2, 0.5)] + rivals()
 
 
-def sweep(trace: str) -> list[dict[str, Any]]:
-    """The reported settings: nine a method with a parameter, in its tuned mode, and all modes of those without one."""
-    mode = TUNED_MODES[trace]
-    grid: list[dict[str, Any]] = [{"policy": "felps", "mode": mode["felps"], "weight": w} for w in WEIGHTS]
-    grid += [{"policy": "drr", "mode": mode["drr"], "quantum": q} for q in SCALES]
-    grid += [{"policy": "dlpm", "mode": mode["dlpm"], "quantum": q} for q in SCALES]
-    grid += [{"policy": "dlora", "mode": mode["dlora"], "threshold": t} for t in SCALES]
-    grid += [{"policy": name, "mode": m} for name in ("vtc", "fcfs", "affinity") for m in MODES]
-    grid += [{"policy": "sjf", "mode": mode["sjf"], "estimator": e} for e in ("ewma", "oracle")]
-    return grid
+def sweep() -> list[dict[str, Any]]:
+    """The reported settings: nine weights of FELPS in its tuned mode (drain), and all rivals in all modes."""
+    return [{"policy": "felps", "mode": "drain", "weight": w} for w in WEIGHTS] + rivals()
 
 
 KEPT = (

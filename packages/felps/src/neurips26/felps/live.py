@@ -110,7 +110,7 @@ def real_and_simulated(ctx: Context, seeds: int = 5) -> list[dict[str, dict[str,
     path = ctx.data("arena")
 
     def load(seed: int) -> Workload:
-        return small_arena(path, seed, 20, 6, 48, 20, 3.0)
+        return small_arena(path, seed, 16, 6, 40, 16, 2.5)
 
     def calibrated() -> list[list[float]]:
         steps: list[Step] = []
@@ -226,8 +226,8 @@ PLUG_IN = {"policy": "felps", "weight": 0.2, "prior_output": 16.0}
 
 
 def vllm_workload(path: Path | None, seed: int) -> Workload:
-    """150 requests of the 12 most popular adapters of the arena trace."""
-    return small_arena(path, seed, 150, VLLM_ADAPTERS, 96, 40, 3.0)
+    """110 requests of the 12 most popular adapters of the arena trace."""
+    return small_arena(path, seed, 110, VLLM_ADAPTERS, 96, 40, 2.0)
 
 
 def _rows(workload: Workload) -> list[list[float]]:
@@ -263,28 +263,39 @@ def fairness_of(workload: Workload, outcome: dict[str, Any], until: float, sampl
     return {"jain": float(np.mean(values)), "throughput": float(workload.cost().sum() / outcome["makespan"])}
 
 
-def vllm_runs(ctx: Context, seeds: int = 6) -> list[dict[str, Any]]:
-    """Per seed: fairness and throughput of the plug-in, of it under FCFS, and of vLLM's own scheduler, texts compared."""
+def vllm_outcomes(ctx: Context, seeds: int = 5) -> dict[str, Any]:
+    """One visit to vLLM: per seed the plug-in and vLLM's own scheduler on the replayed trace, and on a long queue.
+
+    The long queue is 512 requests at the start, so that 256 wait on average.
+    """
     path = ctx.data("arena")
 
-    def serve() -> list[dict[str, Any]]:
+    def serve() -> dict[str, Any]:
         loads = [vllm_workload(path, seed) for seed in ctx.seeds(seeds)]
-        schedulers: list[dict[str, Any] | None] = [None, PLUG_IN, {"policy": "fcfs"}]
-        runs = [{"scheduler": s, "rows": _rows(w)} for s in schedulers for w in loads]
+        queues = []
+        for seed in ctx.seeds(seeds):
+            adapters = rng(seed, "felps", "overhead").integers(1, VLLM_ADAPTERS + 1, 512)
+            queues.append([[0.0, int(a), 16, 6] for a in adapters])
+        jobs = [_rows(w) for w in loads] + queues
+        schedulers: list[dict[str, Any] | None] = [None, PLUG_IN]
+        runs = [{"scheduler": s, "rows": rows} for s in schedulers for rows in jobs]
         outcomes = serve_in_vllm({"engine": VLLM_ENGINE, "adapters": VLLM_ADAPTERS, "runs": runs})
-        rows = []
+        rows, shares = [], []
         for i, load in enumerate(loads):
-            default, ours, fcfs = outcomes[i], outcomes[seeds + i], outcomes[2 * seeds + i]
-            until = min(o["makespan"] for o in (default, ours, fcfs))
+            default, ours = outcomes[i], outcomes[len(jobs) + i]
+            until = min(default["makespan"], ours["makespan"])
+            kept = ("loads", "makespan", "steps", "preemptions", "schedule_seconds")
             row: dict[str, Any] = {
-                name: fairness_of(load, o, until)
-                | {k: o[k] for k in ("loads", "makespan", "steps", "preemptions", "schedule_seconds")}
-                for name, o in (("default", default), ("felps", ours), ("fcfs", fcfs))
+                name: fairness_of(load, o, until) | {k: o[k] for k in kept}
+                for name, o in (("default", default), ("felps", ours))
             }
-            row["different"] = sum(default["texts"][k] != o["texts"][k] for o in (ours, fcfs) for k in default["texts"])
-            row["same_order_fcfs"] = default["order"] == fcfs["order"]
+            row["different"] = sum(text != ours["texts"].get(k) for k, text in default["texts"].items())
             rows.append(row)
-        return rows
+            default, ours = outcomes[seeds + i], outcomes[len(jobs) + seeds + i]
+            added = ours["schedule_seconds"] / ours["steps"] - default["schedule_seconds"] / default["steps"]
+            shares.append(added / (default["busy"] / default["steps"]))
+            row["different"] += sum(text != ours["texts"].get(k) for k, text in default["texts"].items())
+        return {"rows": rows, "shares": shares}
 
     return _shared(ctx).get("vllm", serve)
 
@@ -299,7 +310,7 @@ def vllm_measurement(ctx: Context, rows: list[dict[str, Any]], metric: str) -> M
     cells = [
         {"factors": {"scheduler": name, "metric": m}, "seed": seed, "method": name, "value": row[name][m]}
         for seed, row in zip(ctx.seeds(len(rows)), rows)
-        for name in ("default", "felps", "fcfs")
+        for name in ("default", "felps")
         for m in ("jain", "throughput", "loads", "makespan")
     ]
     return Measurement(
@@ -307,25 +318,3 @@ def vllm_measurement(ctx: Context, rows: list[dict[str, Any]], metric: str) -> M
         baselines={"default": Series(VLLM_ENGINE, [row["default"][metric] for row in rows])},
         compared_to="default", seeds=ctx.seeds(len(rows)), cells=cells, data=vllm_data(ctx),
     )  # fmt: skip
-
-
-def vllm_overhead(ctx: Context, seeds: int = 5) -> list[float]:
-    """Added scheduling time a step over the default's whole step, with 256 requests waiting all the time."""
-
-    def serve() -> list[float]:
-        runs = []
-        for scheduler in (None, PLUG_IN):
-            for seed in ctx.seeds(seeds):
-                generator = rng(seed, "felps", "overhead")
-                n = 256 + 24
-                rows = [[0.0, int(a), 16, 12] for a in generator.integers(1, VLLM_ADAPTERS + 1, n)]
-                runs.append({"scheduler": scheduler, "rows": rows, "first": 24})
-        outcomes = serve_in_vllm({"engine": VLLM_ENGINE, "adapters": VLLM_ADAPTERS, "runs": runs})
-        values = []
-        for default, ours in zip(outcomes[:seeds], outcomes[seeds:]):
-            step = default["busy"] / default["steps"]
-            added = ours["schedule_seconds"] / ours["steps"] - default["schedule_seconds"] / default["steps"]
-            values.append(added / step)
-        return values
-
-    return _shared(ctx).get("vllm overhead", serve)

@@ -95,7 +95,6 @@ def replay(
     from vllm.lora.request import LoRARequest
 
     scheduler = scheduler_of(engine)
-    loads, resident_log = 0, []
     jump = 0.0
     start = time.process_time()
     texts: dict[int, list[int]] = {}

@@ -1,0 +1,181 @@
+"""Fronts by hand, resumable sweeps, effects of claims, the command line, and the replay client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+from neurips26.felps import (
+    EngineModel,
+    Simulator,
+    Workload,
+    compare,
+    dominated,
+    effects,
+    experiments,
+    hypervolume,
+    pareto,
+)
+from neurips26.felps.cli import main
+from neurips26.felps.compare import label
+
+
+def test_hypervolume_by_hand():
+    assert hypervolume([[1.0, 1.0]], [0.0, 0.0]) == 1.0
+    assert hypervolume([[3.0, 1.0], [2.0, 2.0], [1.0, 3.0]], [0.0, 0.0]) == 6.0
+    assert (
+        hypervolume([[3.0, 1.0], [2.0, 2.0], [1.0, 3.0], [1.0, 1.0]], [0.0, 0.0]) == 6.0
+    )  # a dominated point adds nothing
+    assert hypervolume([[3.0, 1.0], [3.0, 2.0]], [1.0, 0.0]) == 4.0  # equal abscissae
+    assert hypervolume([[0.5, 9.0]], [1.0, 0.0]) == 0.0
+    assert dominated([[3.0, 1.0], [2.0, 2.0], [1.0, 1.0], [2.0, 2.0]]).tolist() == [False, False, True, False]
+
+
+def test_hypervolume_against_counting():
+    rng = np.random.default_rng(0)
+    points = rng.integers(1, 20, (12, 2)).astype(float)
+    grid = np.stack(np.meshgrid(np.arange(20), np.arange(20)), -1).reshape(-1, 2) + 0.5
+    assert hypervolume(points, [0.0, 0.0]) == (grid[:, None] < points[None]).all(-1).any(1).sum()
+
+
+def bench():
+    return Simulator(EngineModel.preset("a10g-llama-7b"), 2, 8, 256, 4000)
+
+
+def test_an_interrupted_sweep_continues(tmp_path, monkeypatch):
+    loads = [Workload.synthetic(5, 3.0, 15.0, seed=s) for s in range(2)]
+    settings = [{"policy": "felps", "weight": 0.2}, {"policy": "vtc", "mode": "drain"}]
+    whole = compare(loads, settings, bench())
+    simulator, calls = bench(), []
+    inner = simulator.run
+
+    def dies(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return inner(*args, **kwargs)
+
+    monkeypatch.setattr(simulator, "run", dies)
+    with pytest.raises(KeyboardInterrupt):
+        compare(loads, settings, simulator, tmp_path)
+    again = compare(loads, settings, simulator, tmp_path)
+    assert len(calls) == 3 + 2  # two were on disk, the third died, two remained
+    assert again == whole
+    assert {row["label"] for row in again} == {"felps weight=0.2", "vtc mode=drain"}
+    assert pareto(again, tmp_path / "front.png").stat().st_size > 5000
+
+
+def test_reported_and_development_windows_are_disjoint(trace):
+    for reported in experiments.REPORTED_STARTS:
+        for start in (*experiments.DEVELOPMENT_STARTS, 1500.0):
+            assert abs(reported - start) >= experiments.WINDOW
+    whole = Workload.from_csv(trace("arena"))
+    early = set(zip(*(getattr(whole.window(0, 200.0), c).tolist() for c in ("adapter", "prompt", "output"))))
+    early -= set(zip(*(getattr(whole.window(200.0), c).tolist() for c in ("adapter", "prompt", "output"))))
+    drawn = experiments.workload("arena", trace("arena"), 20_000, 0)
+    assert not early & set(zip(drawn.adapter.tolist(), drawn.prompt.tolist(), drawn.output.tolist()))
+    assert drawn.duration == 320.0
+
+
+def test_every_method_has_the_same_tuning_budget():
+    counts = {}
+    for setting in experiments.tuning_grid():
+        counts[setting["policy"]] = counts.get(setting["policy"], 0) + 1
+    assert {counts[p] for p in ("felps", "drr", "dlpm", "dlora")} == {9}
+    assert {counts[p] for p in ("vtc", "fcfs", "affinity", "sjf")} == {3}  # all they have
+
+
+def cell(setting, metric, seed, value):
+    return {
+        "factors": {"trace": "t", "setting": setting, "metric": metric},
+        "seed": seed,
+        "method": "m",
+        "value": value,
+    }
+
+
+def test_dominance_needs_both_figures_beyond_noise():
+    def cells(jain, throughput, noise):
+        out = []
+        for seed in range(5):
+            wobble = noise * (-1) ** seed
+            out += [
+                cell("felps mode=drain weight=0.2", "jain", seed, 0.9),
+                cell("felps mode=drain weight=0.2", "throughput", seed, 100.0),
+            ]
+            out += [
+                cell("felps mode=drain weight=0.7", "jain", seed, 0.1),
+                cell("felps mode=drain weight=0.7", "throughput", seed, 1.0),
+            ]
+            out += [cell("rival q=1", "jain", seed, jain + wobble), cell("rival q=1", "throughput", seed, throughput)]
+        return out
+
+    assert effects.dominating_points(cells(0.95, 101.0, 0.001), 0.95)[0] == 1
+    assert effects.dominating_points(cells(0.95, 99.0, 0.001), 0.95)[0] == 0
+    assert effects.dominating_points(cells(0.905, 101.0, 0.2), 0.95)[0] == 0
+
+
+def test_smallest_advantage_and_trend():
+    rows = [
+        {"factors": {"rival": r, "metric": m}, "seed": s, "method": "felps", "value": v}
+        for s in range(5)
+        for r, m, v in (("a", "jain", 1.2), ("a", "throughput", 1.05), ("b", "jain", 2.0))
+    ]
+    assert effects.smallest_advantage(rows, 0.95)[0] == pytest.approx(0.05)
+    trend = [
+        {"factors": {"weight": w / 10}, "seed": s, "method": "felps", "value": -w * (s + 1.0)}
+        for s in range(5)
+        for w in range(6)
+    ]
+    assert effects.weight_trend(trend, 0.95) == (-1.0, -1.0, -1.0)
+
+
+def test_front_areas_share_one_box():
+    areas = experiments.front_areas({"x": ("a", 0.0, 0.0), "y": ("a", 1.0, 0.5), "z": ("b", 0.5, 1.0)})
+    assert areas == {"a": 0.5, "b": 0.5}
+
+
+def test_label():
+    assert label({"policy": "felps", "mode": "drain", "weight": 0.2}) == "felps mode=drain weight=0.2"
+
+
+def test_command_line(tmp_path, capsys):
+    assert main(["sweep", "felps:weight=0.2", "fcfs", "--trace.duration", "10", "--out", str(tmp_path)]) == 0
+    assert "felps weight=0.2" in capsys.readouterr().out
+    assert (tmp_path / "front.png").exists() and len(json.loads((tmp_path / "table.json").read_text())) == 2
+    assert main(["simulate", "vtc:mode=block", "--trace.duration", "10", "--out", str(tmp_path / "r.json")]) == 0
+    assert json.loads((tmp_path / "r.json").read_text())["policy"]["mode"] == "block"
+    assert main(["trace", "--trace.duration", "10"]) == 0
+    capsys.readouterr()
+    assert main(["simulate", "felps:weight=-1", "--trace.duration", "5"]) == 2
+    assert "weight" in capsys.readouterr().out
+    assert main(["trace", "--trace.path", str(tmp_path / "none.csv")]) == 2
+
+
+def test_replay_is_open_loop_and_survives_errors():
+    httpx = pytest.importorskip("httpx")
+    from neurips26.felps.replay import replay, summary
+
+    load = Workload(np.array([0.0, 0.05, 0.1]), np.array([1, 2, 1]), np.array([2, 3, 2]), np.array([3, 2, 1]))
+    seen = []
+
+    async def handler(request):
+        body = json.loads(request.content)
+        seen.append((body["model"], body["max_tokens"]))
+        if body["model"] == "two":
+            return httpx.Response(404, json={"error": {"message": "no such adapter"}})
+        await asyncio.sleep(0.3)  # the first answer comes after the last request was sent
+        lines = [f"data: {json.dumps({'choices': [{'text': 'x'}]})}\n\n" for _ in range(body["max_tokens"])]
+        return httpx.Response(200, text="".join(lines) + "data: [DONE]\n\n")
+
+    replies = asyncio.run(replay(load, "http://server", {1: "one", 2: "two"}, transport=httpx.MockTransport(handler)))
+    assert seen == [("one", 3), ("two", 2), ("one", 1)]
+    assert [r.tokens for r in replies] == [3, 0, 1]
+    assert replies[2].sent < replies[0].finish
+    assert "404" in replies[1].error and "no such adapter" in replies[1].error
+    assert summary(replies)["adapters"][2]["failed"] == 1
+    with pytest.raises(ValueError, match="models"):
+        asyncio.run(replay(load, "http://server", {1: "one"}))
