@@ -53,6 +53,7 @@ def _cell(factors: dict[str, Any], seed: int, method: str, value: float) -> dict
     )
 )
 def valid(ctx: Context) -> Measurement:
+    """Valid."""
     seeds = ctx.seeds(60 if ctx.tier == "quick" else 300)
     cells = []
     for protocol in ("unlabeled", "none", "double-deletion"):
@@ -93,8 +94,9 @@ def _certified_digits(seed: int, n: int = 1_200, steps: int = 500) -> dict[str, 
     return terms_row(c, float((predict(whole, test) != data.y[rest]).mean()))
 
 
-def _certified_text(name: str, ctx: Context, seed: int, C: float = _HEAD_C, n: int = 5_000) -> dict[str, float]:
+def _certified_text(name: str, ctx: Context, seed: int, C: float = _HEAD_C) -> dict[str, float]:
     X, y = _embedded(name, ctx)
+    n = {"Banking77": 7_000, "CLINC150": 9_000}[name]
     first, rest = datasets.random_split(len(y), n, seed)
     pool, test = rest[:2_000], rest[2_000:]
     kept, held = (first[i] for i in random_block(n, 0.2, seed))
@@ -167,6 +169,7 @@ def _gap(
     )
 )
 def gap_digits(ctx: Context) -> Measurement:
+    """Gap digits."""
     return _gap(ctx, "digits", _certified_digits, ctx.seeds(5 if ctx.tier == "quick" else 8), _DIGITS)
 
 
@@ -184,6 +187,7 @@ def gap_digits(ctx: Context) -> Measurement:
     tiers=("cpu",),
 )
 def gap_banking77(ctx: Context) -> Measurement:
+    """Gap banking77."""
     return _gap_text(ctx, "Banking77")
 
 
@@ -201,6 +205,7 @@ def gap_banking77(ctx: Context) -> Measurement:
     tiers=("cpu",),
 )
 def gap_clinc150(ctx: Context) -> Measurement:
+    """Gap clinc150."""
     return _gap_text(ctx, "CLINC150")
 
 
@@ -221,6 +226,7 @@ def _gap_text(ctx: Context, name: str) -> Measurement:
     statement="Inverse regularisation of the logistic head on embeddings: error on splits that no claim uses.",
 )
 def tune_head(ctx: Context) -> Tuning:
+    """Tune head."""
     cells, means = [], {}
     for C in (3.0, 30.0, 300.0):
         errors = []
@@ -249,6 +255,7 @@ def _head_error(name: str, ctx: Context, seed: int, C: float) -> float:
     statement="The two consequential choices, size of the block and metric: bound and test error on digits.",
 )
 def tune_choices(ctx: Context) -> Tuning:
+    """Tune choices."""
     cells = []
     for block in (0.1, 0.2, 0.3, 0.5):
         for metric in ("cosine", "euclidean"):
@@ -283,6 +290,7 @@ def _one_choice(factors: dict[str, Any], seed: int) -> dict[str, float]:
     )
 )
 def tighter_than_norms(ctx: Context) -> Measurement:
+    """Tighter than norms."""
     seeds = ctx.seeds(5)
     cells = []
     for seed in ctx.track(seeds, "other bounds"):
@@ -332,6 +340,7 @@ def _other_bounds(seed: int) -> dict[str, float]:
     )
 )
 def terms_move(ctx: Context) -> Measurement:
+    """Terms move."""
     seeds = ctx.seeds(5 if ctx.tier == "quick" else 10)
     cells = []
     for seed in ctx.track(seeds, "interventions"):
@@ -389,6 +398,7 @@ def _interventions(seed: int) -> dict[str, dict[str, float]]:
     )
 )
 def falls_with_data(ctx: Context) -> Measurement:
+    """Falls with data."""
     seeds = ctx.seeds(5 if ctx.tier == "quick" else 10)
     cells = []
     for seed in ctx.track(seeds, "sizes"):
@@ -477,6 +487,7 @@ def _ablated(kind: str, strength: float, seed: int) -> dict[str, float]:
     tiers=("cpu",),
 )
 def geometry_tracks_generalization(ctx: Context) -> Measurement:
+    """Geometry tracks generalization."""
     seeds = ctx.seeds(5)
     cells, rows = _sweep(ctx, seeds, SWEEP)
     picture = ctx.figure("ablation.png")
@@ -512,6 +523,7 @@ def geometry_tracks_generalization(ctx: Context) -> Measurement:
     )
 )
 def destroyed_geometry_hurts(ctx: Context) -> Measurement:
+    """Destroyed geometry hurts."""
     seeds = ctx.seeds(5)
     cells, rows = _sweep(ctx, seeds, (SWEEP[0], SWEEP[6]))
     errors = {name: [r["test_error"] for r in rows if r["intervention"] == name] for name in ("clean", "frozen random")}
@@ -568,6 +580,7 @@ def _noise_series(cells: list[dict[str, Any]], curve: str) -> Series:
     )
 )
 def weight_noise_claim(ctx: Context) -> Measurement:
+    """Weight noise claim."""
     cells, seeds = _noise_cells(ctx)
     picture = ctx.figure("weight-noise.png")
     pictures.noise_curves(cells, picture)
@@ -595,6 +608,7 @@ def weight_noise_claim(ctx: Context) -> Measurement:
     )
 )
 def weight_noise_fair(ctx: Context) -> Measurement:
+    """Weight noise fair."""
     cells, seeds = _noise_cells(ctx)
     return Measurement(
         ours=_noise_series(cells, "k-NN re-embedded"),
@@ -620,6 +634,7 @@ def weight_noise_fair(ctx: Context) -> Measurement:
     tiers=("cpu",),
 )
 def cifar(ctx: Context) -> Measurement:
+    """Cifar."""
     path = ctx.data("cifar10_subset.zip")
     if path is None:
         raise FileNotFoundError("cifar10_subset.zip: expected it under NEURIPS26_DATA; see `neurips26 data list`")
@@ -672,6 +687,7 @@ def _certified_cifar(path: Any, seed: int, steps: int = 100) -> dict[str, float]
     tiers=("cpu", "gpu"),
 )
 def cifar10_resnet18(ctx: Context) -> Measurement:
+    """Cifar10 resnet18."""
     from neurips26.knn_certificate.full_scale import certified_resnet18
 
     return _gap(ctx, "CIFAR-10", certified_resnet18, ctx.seeds(5), DataUse("CIFAR-10", "real"))
@@ -692,6 +708,7 @@ def cifar10_resnet18(ctx: Context) -> Measurement:
     tiers=("cpu", "gpu"),
 )
 def cifar10_dinov2(ctx: Context) -> Measurement:
+    """Cifar10 dinov2."""
     from neurips26.knn_certificate.full_scale import certified_dinov2
 
     return _gap(ctx, "CIFAR-10, DINOv2", certified_dinov2, ctx.seeds(5), DataUse("CIFAR-10", "real"))

@@ -99,6 +99,7 @@ def _scaling(ctx: Context, factor: str, conditions: list[dict[str, Any]], slope:
     )
 )
 def rate_in_signals(ctx: Context) -> Measurement:
+    """Rate in signals."""
     n, d = (2_000, 4) if ctx.tier == "quick" else (6_000, 8)
     # From 3 sqrt(nd) on, where the asymptotic law holds, to a third of the sources.
     ms = [round(f * math.sqrt(n * d)) for f in ((3, 5, 8) if ctx.tier == "quick" else (3, 4, 5.5, 7.5, 10))]
@@ -118,6 +119,7 @@ def rate_in_signals(ctx: Context) -> Measurement:
     )
 )
 def rate_in_sources(ctx: Context) -> Measurement:
+    """Rate in sources."""
     ns, m, d = ([2_000, 4_000, 8_000], 1_200, 6) if ctx.tier == "quick" else ([3_000, 6_000, 12_000, 24_000], 2_000, 8)
     return _scaling(ctx, "n", [_condition(n, m, d) for n in ns], 0.5)
 
@@ -135,6 +137,7 @@ def rate_in_sources(ctx: Context) -> Measurement:
     )
 )
 def rate_in_dimension(ctx: Context) -> Measurement:
+    """Rate in dimension."""
     n, m, ds = (3_000, 1_200, [3, 6, 12]) if ctx.tier == "quick" else (8_000, 2_400, [2, 4, 8, 16])
     return _scaling(ctx, "d", [_condition(n, m, d) for d in ds], 0.5)
 
@@ -152,6 +155,7 @@ def rate_in_dimension(ctx: Context) -> Measurement:
     )
 )
 def constant(ctx: Context) -> Measurement:
+    """Constant."""
     seeds = ctx.seeds(40)
     sizes = [(2_000, 2), (4_000, 4)] if ctx.tier == "quick" else [(4_000, 4), (8_000, 8), (16_000, 4)]
     conditions = [_condition(n, round(8.5 * math.sqrt(n * d)), d) for n, d in sizes]
@@ -172,6 +176,7 @@ def constant(ctx: Context) -> Measurement:
     )
 )
 def threshold(ctx: Context) -> Measurement:
+    """Threshold."""
     quick = ctx.tier == "quick"
     seeds = ctx.seeds(12)
     sizes = [(1_000, 2), (2_000, 4), (4_000, 8)] if quick else [(n, d) for n in (2_000, 6_000, 18_000) for d in (2, 12)]
@@ -208,6 +213,7 @@ _PREVIOUS_REASON = (
     )
 )
 def improves_on_previous(ctx: Context) -> Measurement:
+    """Improves on previous."""
     return _against_previous(ctx, "npmle")
 
 
@@ -225,6 +231,7 @@ def improves_on_previous(ctx: Context) -> Measurement:
     tiers=("cpu",),
 )
 def rate_attaining_against_previous(ctx: Context) -> Measurement:
+    """Rate attaining against previous."""
     return _against_previous(ctx, "lad")
 
 
@@ -275,6 +282,7 @@ def _law_conditions(tier: str) -> list[dict[str, Any]]:
     )
 )
 def adaptive(ctx: Context) -> Measurement:
+    """Adaptive."""
     seeds = ctx.seeds(6 if ctx.tier == "quick" else 10)
     cells = _errors(ctx, _law_conditions(ctx.tier), seeds, FAMILY, "noise laws")
     picture = ctx.figure("noise-laws.png")
@@ -300,6 +308,7 @@ def adaptive(ctx: Context) -> Measurement:
     tiers=("cpu",),
 )
 def near_oracle(ctx: Context) -> Measurement:
+    """Near oracle."""
     seeds = ctx.seeds(10)
     cells = _errors(ctx, _law_conditions(ctx.tier), seeds, ("npmle", "oracle"), "oracle")
     return Measurement(
@@ -326,6 +335,7 @@ def near_oracle(ctx: Context) -> Measurement:
     )
 )
 def coverage(ctx: Context) -> Measurement:
+    """Coverage."""
     seeds = ctx.seeds(20 if ctx.tier == "quick" else 200)
     n, m, d = 800, 250, 4
     cells = []
@@ -382,6 +392,7 @@ def _design_conditions(tier: str) -> list[dict[str, Any]]:
     )
 )
 def real_designs(ctx: Context) -> Measurement:
+    """Real designs."""
     seeds = ctx.seeds(5 if ctx.tier == "quick" else 8)
     conditions = _design_conditions(ctx.tier)
     cells = []
@@ -437,6 +448,7 @@ _HUBBLE_METHODS = ("npmle", "tukey", "lad", "huber", "truncation", "ols")
     )
 )
 def hubble_contaminated(ctx: Context) -> Measurement:
+    """Hubble contaminated."""
     table = _union(ctx)
     data = [DataUse("Union2.1 supernovae", "real") if table else DataUse("a generated Hubble diagram", "generated")]
     table = table or _fallback()
@@ -457,7 +469,8 @@ def hubble_contaminated(ctx: Context) -> Measurement:
         seeds=seeds,
         cells=cells,
         data=data,
-        reason="Single draws of |slope - 5| are heavy-tailed in the log, so the ratio's interval is wide; the RMS errors are in the note.",
+        reason="Single draws of |slope - 5| are heavy-tailed in the log, so the ratio's interval is wide; "
+        "the RMS errors are in the note.",
         tuned_by="hubble",
     )
 
@@ -501,6 +514,7 @@ def _hubble_fit(method: str, X: np.ndarray, mu: np.ndarray) -> np.ndarray:
     )
 )
 def hubble_weights(ctx: Context) -> Measurement:
+    """Hubble weights."""
     table = _union(ctx)
     data = [DataUse("Union2.1 supernovae", "real") if table else DataUse("a generated Hubble diagram", "generated")]
     table = table or _fallback()
@@ -527,6 +541,7 @@ def hubble_weights(ctx: Context) -> Measurement:
     id="previous", statement="One knob a method, four values each, on draws of the three noise laws that no claim uses."
 )
 def tune_previous(ctx: Context) -> Tuning:
+    """Tune previous."""
     seeds = ctx.seeds(2)
     cells, means = [], {}
     for method, (knob, values) in experiments.GRIDS.items():
@@ -563,6 +578,7 @@ def _draw(factors: dict[str, Any], seed: int) -> Sample:
     statement="Which robust method has the smallest error of the slope, on contaminations that no claim uses.",
 )
 def tune_hubble(ctx: Context) -> Tuning:
+    """Tune hubble."""
     table = _union(ctx) or _fallback()
     cells = []
     for seed in ctx.track(ctx.seeds(40), "tune supernovae"):
@@ -580,6 +596,7 @@ def tune_hubble(ctx: Context) -> Tuning:
     statement="The two consequential choices of the scale mixture: floor and number of its scales; error and coverage.",
 )
 def tune_choices(ctx: Context) -> Tuning:
+    """Tune choices."""
     cells = []
     for floor in (0.03, 0.1, 0.3, 0.6):
         for size in ctx.track((10, 20, 40), f"floor {floor}"):
