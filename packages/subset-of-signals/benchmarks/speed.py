@@ -6,6 +6,7 @@
 import resource
 import sys
 import time
+from functools import partial
 
 import numpy as np
 from sklearn.linear_model import QuantileRegressor
@@ -50,7 +51,7 @@ def main() -> int:
     else:
         got = bench.ratio(lambda: lad(X, y), lambda: QuantReg(y, X).fit(0.5), repeats=2)
         bar("LAD / statsmodels QuantReg (iterated weights, not exact)", got.cpu, 1.5)
-    grown = bench.growth(lambda n: lambda p=problem(n, 10): lad(*p), [10_000, 40_000, 160_000], repeats=2)
+    grown = bench.growth(lambda n: partial(lad, *problem(n, 10)), [10_000, 40_000, 160_000], repeats=2)
     bar("LAD t(4n)/t(n)", grown.seconds[2] / grown.seconds[1], 5.0)
     X, y = problem(100_000, 10)
     started = time.process_time()

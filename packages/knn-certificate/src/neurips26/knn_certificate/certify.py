@@ -638,7 +638,8 @@ def certify(
         again = extract_features(train_fn(Subset(data, kept.tolist()), seed), _over(train_loader, held), **read)
         if not (again.predictions == block_read.predictions).all():
             raise ValueError(
-                f"train_fn: expected the same model for the same subset and seed, got {int((again.predictions != block_read.predictions).sum())} "
+                "train_fn: expected the same model for the same subset and seed, got "
+                f"{int((again.predictions != block_read.predictions).sum())} "
                 f"other predictions of {held.size}"
             )
     extra: dict[str, Any] = {}

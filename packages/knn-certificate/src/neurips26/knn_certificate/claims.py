@@ -144,7 +144,13 @@ def _gap(
     def series(what: str) -> Series:
         return Series({}, [c["value"] for c in cells if c["method"] == what])
 
-    ctx.note("means: " + ", ".join(f"{w} {np.mean(series(w).values):.3f}" for w in ("test error", "geometry", "disagreement", "joint", "stability", "certificate", "hold-out")))  # fmt: skip
+    ctx.note(
+        "means: "
+        + ", ".join(
+            f"{w} {np.mean(series(w).values):.3f}"
+            for w in ("test error", "geometry", "disagreement", "joint", "stability", "certificate", "hold-out")
+        )
+    )
     return Measurement(
         ours=series("certificate"),
         baselines={"test error": series("test error"), "hold-out": series("hold-out")},
@@ -505,7 +511,8 @@ def geometry_tracks_generalization(ctx: Context) -> Measurement:
         seeds=seeds,
         data=[_DIGITS],
         figures=[picture],
-        reason="see the note: rainbow groups destroy in-sample neighbours and still generalise; the same-class control keeps both",
+        reason="see the note: rainbow groups destroy in-sample neighbours and still generalise; "
+        "the same-class control keeps both",
     )
 
 
@@ -616,7 +623,8 @@ def weight_noise_fair(ctx: Context) -> Measurement:
         seeds=seeds,
         cells=cells,
         data=[_DIGITS],
-        reason="most of the advantage over the stale readout is that the memory is embedded again; with clean memory k-NN loses it",
+        reason="most of the advantage over the stale readout is that the memory is embedded again; "
+        "with clean memory k-NN loses it",
     )
 
 
