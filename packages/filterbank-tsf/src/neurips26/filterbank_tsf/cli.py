@@ -1,3 +1,306 @@
+"""Verbs of this paper: ``neurips26 filterbank-tsf fit | predict | plot | rank-report | benchmark | export``."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import tyro
+
+Positional = tyro.conf.Positional
+
+
+@dataclass
+class Fit:
+    """Fit a forecaster on a CSV (first column time stamps, then numbers) and save it."""
+
+    data: Positional[Path]
+    """CSV file."""
+    horizon: int = 96
+    """Steps to forecast."""
+    lookback: int = 336
+    """Steps looked at."""
+    model: str = "rrr"
+    """rrr (reduced rank), bank (strided filter bank) or auto (bank that chooses its shape)."""
+    out: Path = Path("forecaster.pkl")
+    """Where to save it."""
+    json: bool = False
+    """Print JSON."""
+
+    def run(self) -> dict[str, Any]:
+        """Fit and save."""
+        frame, model = read_csv(self.data), make_model(self.model, self.lookback, self.horizon)
+        model.fit(frame)
+        self.out.write_bytes(pickle.dumps(model))
+        return {
+            "saved": str(self.out), "rows": len(frame), "channels": frame.shape[1], "lookback": self.lookback,
+            "horizon": self.horizon, "rank": getattr(model, "rank_", getattr(model, "rank_bound_", None)),
+            "alpha": model.alpha_,
+        }  # fmt: skip
+
+
+@dataclass
+class Predict:
+    """Forecast what follows a CSV; with --out as CSV, otherwise printed."""
+
+    data: Positional[Path]
+    """CSV file whose last rows are looked at."""
+    forecaster: Path | None = None
+    """Saved by fit (a pickle: open only files you trust); without it one is fitted on the CSV itself."""
+    horizon: int = 96
+    """Steps to forecast."""
+    lookback: int = 336
+    """Steps looked at (when fitting here)."""
+    out: Path | None = None
+    """CSV to write."""
+    json: bool = False
+    """Print JSON."""
+
+    def run(self) -> dict[str, Any]:
+        """Load or fit, then forecast."""
+        frame = read_csv(self.data)
+        forecast = forecast_frame(frame, self.forecaster, self.lookback, self.horizon)
+        if self.out is not None:
+            forecast.to_csv(self.out, index_label="date")
+            return {"written": str(self.out), "rows": len(forecast)}
+        return {"forecast": json.loads(forecast.to_json(orient="split", date_format="iso"))}
+
+
+@dataclass
+class Plot:
+    """Draw the last rows of a CSV and their forecast."""
+
+    data: Positional[Path]
+    """CSV file."""
+    forecaster: Path | None = None
+    """Saved by fit; without it one is fitted on the CSV itself."""
+    horizon: int = 96
+    """Steps to forecast."""
+    lookback: int = 336
+    """Steps looked at (when fitting here)."""
+    out: Path = Path("forecast.png")
+    """PNG to write."""
+    json: bool = False
+    """Print JSON."""
+
+    def run(self) -> dict[str, Any]:
+        """Forecast and draw."""
+        from neurips26.shared.plots import OURS, figure
+
+        frame = read_csv(self.data)
+        forecast = forecast_frame(frame, self.forecaster, self.lookback, self.horizon)
+        shown = frame.iloc[-2 * self.horizon - 48 :]
+        with figure(self.out, len(frame.columns), 1, (7.0, 1.6)) as axes:
+            for ax, column in zip(np.atleast_1d(axes), frame.columns):
+                ax.plot(shown.index, shown[column], color="k", lw=0.8)
+                ax.plot(forecast.index, forecast[column], color=OURS, lw=1.2)
+                ax.set_title(str(column), loc="left")
+        return {"drawn": str(self.out), "channels": len(frame.columns)}
+
+
+@dataclass
+class RankReport:
+    """How low the rank of a CSV's forecasting task is: rank curve, selectors, alignment."""
+
+    data: Positional[Path]
+    """CSV file."""
+    horizon: int = 96
+    """Steps to forecast."""
+    lookback: int = 336
+    """Steps looked at."""
+    json: bool = False
+    """Print JSON."""
+
+    def run(self) -> dict[str, Any]:
+        """Hold out the newest fifth and report."""
+        from .analysis import alignment_curve, cka, effective_rank, intrinsic_rank, rank_curve, spectrum, stable_rank
+        from .protocol import DataSpec, split
+        from .regression import ridge
+
+        frame = read_csv(self.data)
+        data = split(str(self.data), frame.to_numpy(), tuple(map(str, frame.columns)), DataSpec("", None, 24))
+        train, val = (data.stats(p, self.lookback, self.horizon).normalised("mean") for p in ("train", "val"))
+        curve = rank_curve(train, {"val": val})
+        aligned, weight = alignment_curve(train), ridge(train, curve.best("val")[0])
+        values = spectrum(train)
+        return {
+            "ranks": list(curve.ranks),
+            "validation mse": [round(float(v), 5) for v in curve.along("val")],
+            "full rank": round(float(curve.full["val"].min()), 5),
+            "chosen": {
+                "val": curve.best("val")[1],
+                "rsc": intrinsic_rank(train, "rsc", alphas=(1e-3,)),
+                "energy:0.99": intrinsic_rank(train, "energy:0.99", alphas=(1e-3,)),
+            },
+            "stable rank of W": round(stable_rank(weight), 2),
+            "effective rank of W": round(effective_rank(weight), 2),
+            "eigenvalues of G for 99 %": int(np.searchsorted(np.cumsum(values) / values.sum(), 0.99) + 1),
+            "alignment": {"P(12)": round(float(aligned.cumulative[min(12, len(values)) - 1]), 4),
+                          "P(L)": round(aligned.r_squared, 4), "k95": aligned.k_at(0.95), "cka": round(cka(train), 4)},
+        }  # fmt: skip
+
+
+@dataclass
+class Benchmark:
+    """Closed-form rows (and trained peers) on the standard data sets, every test window."""
+
+    datasets: str = "ETTh1"
+    """Comma-separated: ETTh1, ETTh2, ETTm1, ETTm2, exchange, illness, weather, electricity, traffic, co2."""
+    horizons: str = ""
+    """Comma-separated; default those of the data set."""
+    models: str = "averaged,rrr-val,bank,ridge,dlinear-ols,seasonal-naive,repeat-last"
+    """Comma-separated rows: closed forms (also rrr-blocks, rrr-r12, rlinear-ols, nlinear-ols) and trained peers
+    (dlinear, rlinear, fits, sparsetsf, cyclenet, timebase, olinear, rootpurge)."""
+    data_dir: Path | None = None
+    """Folder with the CSV files (the usual dataset/ layout works)."""
+    lookback: int = 336
+    """Of trained peers."""
+    lr: float = 1e-3
+    """Of trained peers."""
+    epochs: int = 10
+    """Of trained peers."""
+    out: Path | None = None
+    """CSV to write."""
+    json: bool = False
+    """Print JSON."""
+
+    def run(self) -> dict[str, Any]:
+        """Run the rows."""
+        from neurips26.shared.progress import track
+
+        from .peers import PEERS, make_peer
+        from .protocol import load_ltsf
+        from .tables import closed_form_table
+        from .training import TrainConfig, Windows, score, train
+
+        wanted = self.models.split(",")
+        closed = tuple(m for m in wanted if m not in PEERS)
+        rows = []
+        for name in self.datasets.split(","):
+            data = load_ltsf(name, self.data_dir)
+            horizons = [int(h) for h in self.horizons.split(",")] if self.horizons else data.spec.horizons
+            for horizon in track(list(horizons), name):
+                table = closed_form_table(data, horizon, closed) if closed else {}
+                for model, row in table.items():
+                    rows.append({"data": name, "horizon": horizon, "model": model, "mse": row["mse"], "mae": row["mae"],
+                                 "windows": row["windows"], "macs": row["macs"]})  # fmt: skip
+                length = self.lookback // data.spec.period * data.spec.period or self.lookback
+                for peer in (m for m in wanted if m in PEERS):
+                    model = make_peer(peer, length, horizon, data.values.shape[1], data.spec.period,
+                                      data.stats("train", length, horizon))  # fmt: skip
+                    parts = {p: Windows(data.rows(p, length), length, horizon, start) for p, start in
+                             (("train", 0), ("val", data.train_end - length), ("test", data.val_end - length))}  # fmt: skip
+                    train(model, parts["train"], parts["val"], TrainConfig(self.lr, self.epochs))
+                    mse, mae = score(model, parts["test"])
+                    rows.append({"data": name, "horizon": horizon, "model": peer, "mse": mse, "mae": mae,
+                                 "windows": len(parts["test"]), "macs": model.macs()})  # type: ignore[operator]  # fmt: skip
+                data.forget()
+        if self.out is not None:
+            pd.DataFrame(rows).to_csv(self.out, index=False)
+        return {"rows": rows}
+
+
+@dataclass
+class Export:
+    """Fit a strided bank on a CSV and write it as ONNX (scaled units; extra ``onnx``)."""
+
+    data: Positional[Path]
+    """CSV file."""
+    horizon: int = 96
+    """Steps to forecast."""
+    lookback: int = 336
+    """Steps looked at."""
+    onnx: Path = Path("bank.onnx")
+    """ONNX file to write."""
+    json: bool = False
+    """Print JSON."""
+
+    def run(self) -> dict[str, Any]:
+        """Fit and export."""
+        from .export import to_onnx
+
+        model = make_model("bank", self.lookback, self.horizon).fit(read_csv(self.data))
+        path = to_onnx(model.bank_, self.onnx)
+        return {"written": str(path), "macs": model.macs_, "mean": model.mean_.tolist(), "std": model.std_.tolist()}
+
+
+Verb = Annotated[
+    Annotated[Fit, tyro.conf.subcommand("fit")]
+    | Annotated[Predict, tyro.conf.subcommand("predict")]
+    | Annotated[Plot, tyro.conf.subcommand("plot")]
+    | Annotated[RankReport, tyro.conf.subcommand("rank-report")]
+    | Annotated[Benchmark, tyro.conf.subcommand("benchmark")]
+    | Annotated[Export, tyro.conf.subcommand("export")],
+    tyro.conf.OmitSubcommandPrefixes,
+]
+
+
+def read_csv(path: Path) -> pd.DataFrame:
+    """A wide frame from a CSV whose first column holds time stamps, whatever it is called.
+
+    Raises:
+        ValueError: no such file, no number columns, a first column that is not time, text among the numbers.
+    """
+    if not path.is_file():
+        raise ValueError(f"data: {path} does not exist")
+    frame = pd.read_csv(path)
+    if frame.shape[1] < 2:
+        raise ValueError(
+            f"data: {path} needs a column of time stamps and at least one of numbers, got {list(frame.columns)}"
+        )
+    try:
+        index = pd.DatetimeIndex(pd.to_datetime(frame.iloc[:, 0]))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"data: the first column of {path} ({frame.columns[0]!r}) does not hold time stamps: {error}"
+        ) from error
+    values = frame.iloc[:, 1:]
+    text = [c for c in values.columns if values[c].dtype.kind not in "biuf"]
+    if text:
+        raise ValueError(f"data: column {text[0]!r} of {path} does not hold numbers")
+    return values.set_index(index)
+
+
+def make_model(name: str, lookback: int, horizon: int) -> Any:
+    """The estimator called ``name``."""
+    from .estimators import AutoFilterBank, FilterBankForecaster, ReducedRankForecaster
+
+    models = {"rrr": ReducedRankForecaster, "bank": FilterBankForecaster, "auto": AutoFilterBank}
+    if name not in models:
+        raise ValueError(f"model must be one of {', '.join(models)}, got {name!r}")
+    return models[name](lookback=lookback, horizon=horizon)
+
+
+def forecast_frame(frame: pd.DataFrame, forecaster: Path | None, lookback: int, horizon: int) -> pd.DataFrame:
+    """Forecast with a saved forecaster or with one fitted on the frame itself."""
+    if forecaster is None:
+        return make_model("rrr", lookback, horizon).fit(frame).predict(frame)
+    if not forecaster.is_file():
+        raise ValueError(f"forecaster: {forecaster} does not exist")
+    model = pickle.loads(forecaster.read_bytes())
+    return model.predict(frame, horizon=min(horizon, model.horizon))
+
+
 def main(argv: list[str]) -> int:
-    """Verbs of this paper."""
+    """Run one verb; 2 with one line on stderr for input that cannot be used."""
+    verb = tyro.cli(Verb, args=argv, prog="neurips26 filterbank-tsf")  # type: ignore[arg-type]
+    try:
+        result = verb.run()
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if verb.json:
+        print(json.dumps(result, default=float))
+        return 0
+    if "rows" in result and isinstance(result["rows"], list):
+        print(pd.DataFrame(result["rows"]).to_string(index=False, float_format=lambda v: f"{v:.4f}"))
+    else:
+        for key, value in result.items():
+            print(f"{key}: {value}")
     return 0

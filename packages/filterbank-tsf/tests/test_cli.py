@@ -1,0 +1,62 @@
+"""The command line: a CSV in, a forecast and a picture out, one line for input that cannot be used."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from neurips26.filterbank_tsf.cli import main
+
+
+@pytest.fixture
+def csv(tmp_path):
+    t = np.arange(400)
+    frame = pd.DataFrame({
+        "Zeit": pd.date_range("2024-01-01", periods=400, freq="h"), "Last": np.sin(2 * np.pi * t / 24),
+        "Öl": 3 + np.cos(2 * np.pi * t / 12),
+    })  # fmt: skip
+    frame.to_csv(tmp_path / "d.csv", index=False)
+    return tmp_path / "d.csv"
+
+
+def test_fit_predict_plot(csv, tmp_path, capsys):
+    sizes = ["--horizon", "24", "--lookback", "48"]
+    saved, out, png = tmp_path / "m.pkl", tmp_path / "f.csv", tmp_path / "f.png"
+    assert main(["fit", str(csv), *sizes, "--out", str(saved), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["channels"] == 2
+    assert main(["predict", str(csv), "--forecaster", str(saved), "--horizon", "24", "--out", str(out)]) == 0
+    forecast = pd.read_csv(out)
+    assert np.abs(forecast["Last"] - np.sin(2 * np.pi * np.arange(400, 424) / 24)).max() < 1e-2
+    assert forecast["date"][0] == "2024-01-17 16:00:00"
+    assert main(["plot", str(csv), *sizes, "--out", str(png)]) == 0
+    assert png.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_rank_report_of_two_sinusoids(csv, capsys):
+    assert main(["rank-report", str(csv), "--horizon", "24", "--lookback", "36", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    errors = dict(zip(report["ranks"], report["validation mse"]))
+    assert errors[2] > 10 * errors[4] and report["alignment"]["P(L)"] > 0.99
+
+
+def test_benchmark_without_any_data_folder(capsys, tmp_path):
+    out = tmp_path / "t.csv"
+    arguments = ["--datasets", "co2", "--horizons", "13", "--models", "ridge,repeat-last,timebase", "--epochs", "1"]
+    assert main(["benchmark", *arguments, "--lookback", "104", "--out", str(out)]) == 0
+    table = pd.read_csv(out).set_index("model")
+    assert table.loc["ridge", "mse"] < table.loc["repeat-last", "mse"] and table["windows"].nunique() == 1
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda p: p.unlink(), "does not exist"),
+    (lambda p: p.write_text("date\n2024-01-01\n"), "needs a column of time stamps and at least one of numbers"),
+    (lambda p: p.write_text("date,a\nyesterday,1\n"), "('date') does not hold time stamps"),
+    (lambda p: p.write_text("date,a\n2024-01-01,x\n"), "column 'a' of"),
+    (lambda p: p.write_text("date,a\n2024-01-01,1\n2024-01-02,2\n2024-01-03,3\n"), "y has 3 rows"),
+])  # fmt: skip
+def test_one_line_for_bad_files(csv, capsys, change, message):
+    change(csv)
+    assert main(["predict", str(csv)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
