@@ -425,9 +425,8 @@ class _Loop:
         self.emitted[index] = emitted
         # Work that nobody wants any more is no workload: what was delivered stays on both sides.
         policy = self.policy
-        self.arrived[request.adapter] -= policy.input_price * left + policy.output_price * (
-            request.output_tokens - emitted
-        )
+        unwanted = int(self.workload.output[index]) - emitted
+        self.arrived[request.adapter] -= policy.input_price * left + policy.output_price * unwanted
         policy.on_finished(request, self.now, "abort", emitted, left)
 
     def _sample(self) -> None:
