@@ -69,7 +69,7 @@ def test_chunked_prefill_splits_a_prompt():
 
 
 def test_all_tokens_are_delivered_and_service_equals_cost():
-    workload = random_workload()
+    workload = random_workload(n=60)
     for name, mode in itertools.product(ALL, ("skip", "block", "drain")):
         result = Simulator(ENGINE, 3, 8, 256, 3000).run(workload, Policy.make(name, mode=mode))
         assert (result.emitted == workload.output).all(), (name, mode)
@@ -123,7 +123,7 @@ def test_estimated_books_agree_token_by_token():
 
 
 def test_jumping_over_equal_steps_changes_nothing():
-    workload = random_workload(3)
+    workload = random_workload(3, n=70)
     for name in ("felps", "vtc", "fcfs"):
         sim = Simulator(ENGINE, 3, 8, 256, 4000)
         fast = sim.run(workload, Policy.make(name))
@@ -134,7 +134,7 @@ def test_jumping_over_equal_steps_changes_nothing():
 
 
 def test_never_more_adapters_than_slots_and_loads_are_misses():
-    workload = random_workload(4)
+    workload = random_workload(4, n=50)
     for name, mode in itertools.product(ALL, ("skip", "drain")):
         seen = []
 
@@ -158,7 +158,7 @@ def test_never_more_adapters_than_slots_and_loads_are_misses():
 
 def test_skip_mode_conserves_work():
     """No step leaves room while a request that could run waits."""
-    workload = random_workload(5)
+    workload = random_workload(5, n=60)
     for name in ALL:
 
         class Spy(_Loop):
