@@ -94,7 +94,7 @@ def tuning_grid() -> list[dict[str, Any]]:
 
 
 def sweep() -> list[dict[str, Any]]:
-# Sweeps: nine settings for every method that has a parameter, when tuning and when reporting
+    """The reported settings: nine weights of FELPS that drains (tuning's choice on two traces of three), and all rivals."""
     return [{"policy": "felps", "mode": "drain", "weight": w} for w in WEIGHTS] + rivals()
 
 
