@@ -8,7 +8,7 @@ outside the window. The first public version leaves the model's velocity out alt
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from diffusers.callbacks import PipelineCallback
@@ -59,7 +59,7 @@ class ReferenceGuidanceCallback(PipelineCallback):
     ``pipe(..., callback_on_step_end=ReferenceGuidanceCallback(guidance))``; the guidance's ``mode`` chooses the version.
     """
 
-    tensor_inputs = ["latents"]
+    tensor_inputs: ClassVar[list[str]] = ["latents"]
 
     def __init__(self, guidance: ReferenceMeanGuidance) -> None:
         super().__init__()

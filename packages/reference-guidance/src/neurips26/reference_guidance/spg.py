@@ -10,6 +10,7 @@ without a set. Time ``t`` runs from noise to data.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -404,7 +405,7 @@ def euler_sample(mean: Any, noise: Tensor, steps: int = 20) -> Tensor:
     """Uniform Euler steps on [1e-3, 1 - 1e-3] of the flow whose endpoint mean is ``mean(x, t)`` with t of shape (b,)."""
     times = torch.linspace(T_EPS, 1 - T_EPS, steps + 1, dtype=torch.float64).tolist()
     x = noise
-    for t, after in zip(times[:-1], times[1:]):
+    for t, after in itertools.pairwise(times):
         mu = mean(x, torch.full((x.shape[0],), t, device=x.device, dtype=x.dtype))
         x = x + (after - t) / (1 - t) * (mu - x)
     return x

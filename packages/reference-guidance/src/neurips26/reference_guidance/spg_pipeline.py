@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from diffusers import DiffusionPipeline
@@ -21,7 +21,7 @@ class SPGPipeline(DiffusionPipeline):
     The keys of a set are computed once and kept until another set comes.
     """
 
-    _optional_components = ["vae"]
+    _optional_components: ClassVar[list[str]] = ["vae"]
 
     def __init__(self, model: SPG, vae: Any = None, latent_scale: float = 1.0) -> None:
         super().__init__()

@@ -1,0 +1,140 @@
+"""The pictures of the record: contact sheets, fields, strips."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from neurips26.reference_guidance import experiments
+from neurips26.reference_guidance.bank import ReferenceBank
+from neurips26.reference_guidance.guidance import ReferenceMeanGuidance
+from neurips26.reference_guidance.posterior import reference_mean
+from neurips26.reference_guidance.toys import digits, moons, sample_flow, split
+from neurips26.shared import plots
+
+__all__ = [
+    "composition_strip",
+    "contact_sheet",
+    "digit_sheets",
+    "face_sheet",
+    "moon_fields",
+    "spg_sheet",
+    "strength_curve",
+]
+
+
+def tile(images: Tensor) -> np.ndarray:
+    """Images (rows, columns, c, h, w) in [-1, 1] as one picture (H, W, 3) with a gap of one pixel."""
+    x = ((images.float().clamp(-1, 1) + 1) / 2).expand(-1, -1, 3, -1, -1)
+    x = torch.nn.functional.pad(x, (1, 1, 1, 1), value=1.0)
+    return x.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1).numpy()
+
+
+def contact_sheet(path: Path, rows: list[tuple[str, Tensor]], title: str = "") -> None:
+    """One labelled row a setting, one column a noise."""
+    with plots.figure(path, size=(6.4, 0.55 * len(rows) + 0.5)) as axes:
+        picture = tile(torch.stack([r[1] for r in rows]))
+        axes.imshow(picture, interpolation="nearest", aspect="auto")
+        height = picture.shape[0] / len(rows)
+        axes.set_yticks([height * (i + 0.5) for i in range(len(rows))], [r[0] for r in rows])
+        axes.set_xticks([])
+        axes.grid(False)
+        axes.set_title(title)
+
+
+def _digit_bank(digit: int, seed: int) -> ReferenceBank:
+    _, test = split(digits(), 0.3, 4)
+    return ReferenceBank.from_latents(
+        test.images[experiments._pick(test.where(digit=digit), experiments.BANK, seed, digit)]
+    )
+
+
+def digit_sheets(sheet: Path, steps_path: Path, flow_seed: int, steps: int) -> None:
+    """Base, rising strength, nearest reference; and what guidance did at each noise level."""
+    flow = experiments.digit_flow(flow_seed, steps)
+    bank, noise = _digit_bank(3, flow_seed), experiments._noise(16, (1, 8, 8), flow_seed, "sheet")
+    rows, last = [("unguided", sample_flow(flow, noise))], noise
+    guidance = ReferenceMeanGuidance(bank)
+    for strength in (0.5, 1.0, 2.0, 4.0):
+        guidance = ReferenceMeanGuidance(bank, strength, "quadratic", (0.0, 1.0), experiments.TOPK)
+        last = sample_flow(flow, noise, guidance)
+        rows.append((f"strength {strength:g}", last))
+    rows.append(("nearest reference", bank.latents[bank.nearest(last)[0]]))
+    contact_sheet(sheet, rows, "the same noises, guided to twenty threes")
+    with plots.figure(steps_path, columns=2) as axes:
+        sigma = [h.sigma for h in guidance.history]
+        axes[0].plot(sigma, [h.entropy for h in guidance.history], color=plots.OURS)
+        axes[0].set(xlabel="sigma", ylabel="entropy of the weights (nats)", xlim=(1, 0))
+        axes[1].plot(sigma, [h.correction for h in guidance.history], color=plots.OURS)
+        axes[1].set(xlabel="sigma", ylabel="norm of the correction", xlim=(1, 0))
+
+
+def strength_curve(path: Path, rows: dict[int, Any]) -> None:
+    """Control against copy distance for every setting and rival."""
+    with plots.figure(path, size=(5.2, 3.4)) as axes:
+        for name in next(iter(rows.values())):
+            rate, copy = (float(np.mean([r[name][m] for r in rows.values()])) for m in ("rate", "copy"))
+            guided = name.split()[0] in ("quadratic", "bell", "constant")
+            axes.plot(copy, rate, "o", color=plots.OURS if guided else plots.BASELINE)
+            axes.annotate(name, (copy, rate), fontsize=6, xytext=(3, 3), textcoords="offset points")
+        axes.set(xlabel="distance to the nearest reference (0 is a copy)", ylabel="share of the wanted digit")
+
+
+def composition_strip(path: Path, flow_seed: int, steps: int) -> None:
+    """Samples as the share of ones in the set grows."""
+    flow = experiments.digit_flow(flow_seed, steps)
+    zero, one = _digit_bank(0, flow_seed), _digit_bank(1, flow_seed)
+    noise = experiments._noise(16, (1, 8, 8), flow_seed, "strip")
+    rows = []
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        g = ReferenceMeanGuidance(zero.mix(one, share), 2.0, "quadratic", (0.0, 1.0), experiments.TOPK, "sum")
+        rows.append((f"{share:.0%} ones", sample_flow(flow, noise, g)))
+    contact_sheet(path, rows, "one set of noises, five compositions of the set")
+
+
+def moon_fields(path: Path, seed: int) -> None:
+    """Velocity fields at t = 0.5 under two sets."""
+    data = moons(400, seed)
+    grid = torch.stack(torch.meshgrid(torch.linspace(-2, 2, 18), torch.linspace(-2, 2, 18), indexing="xy"), -1).reshape(
+        -1, 2
+    )
+    with plots.figure(path, columns=3) as axes:
+        for ax, (name, keep) in zip(axes, {"both": None, "moon 0": 0, "moon 1": 1}.items()):
+            refs = data.images if keep is None else data.images[data.where(moon=keep)]
+            u = (reference_mean(grid, refs, 0.5)[0] - grid) / 0.5
+            ax.scatter(*refs.T.numpy(), s=3, color=plots.BASELINE)
+            ax.quiver(*grid.T.numpy(), *u.T.numpy(), color=plots.OURS, width=0.004)
+            ax.set(title=f"set: {name}", xticks=[], yticks=[])
+
+
+def face_sheet(path: Path, data: Path, seed: int) -> None:
+    """Unguided and guided faces for three attributes, with nearest references."""
+    _, pool, _ = experiments._mixed(data)
+    flow = experiments.mixed_flow(data, seed)
+    noise = experiments._noise(12, tuple(pool.images.shape[1:]), seed, "sheet")
+    rows = [("unguided", sample_flow(flow, noise))]
+    for name, label, target in (("tint", "red", 0), ("style", "sketch", 1), ("layout", "left", 1)):
+        bank = ReferenceBank.from_latents(
+            pool.images[experiments._pick(pool.where(**{name: target}), experiments.BANK, seed, name)]
+        )
+        for strength in (1.0, 2.0):
+            g = ReferenceMeanGuidance(bank, strength, "quadratic", (0.0, 1.0), experiments.TOPK)
+            x = sample_flow(flow, noise, g)
+            rows.append((f"{label}, strength {strength:g}", x))
+        rows.append((f"{label}, nearest", bank.latents[bank.nearest(x)[0]]))
+    contact_sheet(path, rows, "one set of noises, three sets of twenty references")
+
+
+def spg_sheet(path: Path, seed: int, rate: float = 1e-3) -> None:
+    """One set of noises under two sets."""
+    model = experiments.train_small("SPG", rate, seed)
+    _, test = split(digits(), 0.3, 4)
+    noise = experiments._noise(16, (1, 8, 8), seed, "sheet")
+    rows = [
+        (f"set of {c}s", experiments.spg_samples(model, noise, test.images[test.where(digit=c)])) for c in (0, 3, 8)
+    ]
+    contact_sheet(path, rows, "one generator, one set of noises, three sets")
