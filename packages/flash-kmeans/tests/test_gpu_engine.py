@@ -51,7 +51,7 @@ def test_the_chunked_engine_follows_the_cpu(x, metric):
 def test_chunks_do_not_change_labels(x):
     init = np.concatenate([x[:4], np.full((1, 10), 100.0, np.float32)]).astype(np.float64)  # one relocation
     labels = []
-    for chunk in (37, 400):
+    for chunk in (133, 400):
         e = engine(x, 5, chunk_rows=chunk, weights=np.ones(400))
         lloyd(e, init, max_iter=3, tol=0)
         labels.append(e.labels)

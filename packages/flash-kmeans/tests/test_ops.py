@@ -14,12 +14,10 @@ def problem():
     return torch.randn(200, 6, generator=g), torch.randn(9, 6, generator=g)
 
 
-@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
-def test_opcheck(problem, metric):
+def test_opcheck(problem):
     x, c = problem
-    torch.library.opcheck(assign_op, (x, c, metric, "certified"))
+    torch.library.opcheck(assign_op, (x, c, "cosine", "certified"))
     labels = assign(x, c)
-    torch.library.opcheck(update_op, (x, labels, 9, None, True))
     torch.library.opcheck(update_op, (x, labels, 9, torch.rand(200), True))
 
 

@@ -135,7 +135,8 @@ def _candidates(
                         # clear of spills.
                         if full and split and (block_n * block_k > 64 * 64 or stages > 2 or accumulator > 32):
                             continue
-                        # The second part of a split centroid is one more operand in flight; multiply-adds hold theirs in registers.
+                        # The second part of a split centroid is one more operand in flight; multiply-adds hold theirs in
+                        # registers.
                         if accumulator > (16 if tiny else 32 if parts == 2 else 64):
                             continue
                         if accumulator + min(fragment, 128) > 160 or block_n * 2 < threads // 2:
