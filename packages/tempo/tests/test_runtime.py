@@ -1,4 +1,3 @@
-
 import mujoco
 import numpy as np
 import pytest
@@ -16,7 +15,8 @@ def put(world, qpos, qvel, command):
 
 
 def twin_of(envpool_obs, world):
-    """Our robot in the state that a noise-free envpool reset observation describes (height and heading are known on flat ground)."""
+    """Our robot in the state that a noise-free envpool reset observation describes (height and heading are known on
+    flat ground)."""
     s, task = world.task.slices, world.task
     obs = envpool_obs["state"][0]
     qpos = task.init_qpos.copy()

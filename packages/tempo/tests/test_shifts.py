@@ -55,7 +55,8 @@ def test_a_block_on_a_ten_degree_slope(friction, slides):
     a = np.deg2rad(10)
     xml = f"""<mujoco><option gravity="{9.81 * np.sin(a)} 0 {-9.81 * np.cos(a)}" timestep="0.002" cone="elliptic"/><worldbody>
       <geom name="floor" type="plane" size="50 50 1" friction="0.6" priority="1" condim="3"/>
-      <body pos="0 0 0.1"><freejoint/><geom type="box" size="0.1 0.1 0.1" mass="1" friction="1"/></body></worldbody></mujoco>"""
+      <body pos="0 0 0.1"><freejoint/><geom type="box" size="0.1 0.1 0.1" mass="1"
+      friction="1"/></body></worldbody></mujoco>"""
     model = shifts.Slippery(friction).apply(mujoco.MjModel.from_xml_string(xml))
     data = mujoco.MjData(model)
     mujoco.mj_step(model, data, 500)

@@ -2,10 +2,13 @@
 
 One control tick is `act` (forward pass, action, insertion into the memory) and, every `update_every` ticks, `learn`:
 
-    L(theta) = - mean_i w_i [ Qbar(o_i, pi(o_i)) / s_Q + lambda_H H(o_i, pi(o_i)) / log N ]  +  lambda_A |theta - theta_0|^2 / P
+    L(theta) = - mean_i w_i [ Qbar(o_i, pi(o_i)) / s_Q + lambda_H H(o_i, pi(o_i)) / log N ]  +  lambda_A |theta -
+    theta_0|^2 / P
 
-with the critic and the normaliser frozen: gradients pass through the critic into the action and never reach its parameters. The entropy
-is that of the critic's predicted return distribution, and it is *promoted*: the actor is drawn away from actions for which the critic
+with the critic and the normaliser frozen: gradients pass through the critic into the action and never reach its
+parameters. The entropy
+is that of the critic's predicted return distribution, and it is *promoted*: the actor is drawn away from actions for
+which the critic
 claims a sharply peaked return. Everything jits and vmaps over robots.
 """
 
@@ -101,8 +104,10 @@ class TTAConfig:
 def method_config(method: str, **settings: Any) -> TTAConfig:
     """The configuration of a named method; `settings` override shared ones (lr, entropy_coef, memory, ...).
 
-    none: frozen. naive: latest observation. naive-fifo: last B observations. entropy: naive-fifo with the entropy term. uniform: memory
-    sampled uniformly. memory: prioritised memory without entropy. tempo: both. easy-first: TEMPO with reversed priorities. q_greedy: no
+    none: frozen. naive: latest observation. naive-fifo: last B observations. entropy: naive-fifo with the entropy
+        term. uniform: memory
+    sampled uniformly. memory: prioritised memory without entropy. tempo: both. easy-first: TEMPO with reversed
+    priorities. q_greedy: no
     learning, the action climbs the critic at every tick.
     """
     check_choice(method, "method", METHODS)
@@ -188,11 +193,13 @@ def make_tta(
 
     Args:
         policy_apply: (theta, normalised observation (..., d)) -> action in [-1, 1], the mean action.
-        critic_apply: (normalised observation, action) -> value distributions, one a twin; its parameters are closed over and frozen.
+        critic_apply: (normalised observation, action) -> value distributions, one a twin; its parameters are closed
+            over and frozen.
         cfg: settings.
         q_scale: s_Q, the standard deviation of Qbar on the training distribution.
         normalizer: frozen mean and standard deviation of raw observations; observations are clipped to +-10 afterwards.
-        fallen_index: entry of the raw observation that is positive when the robot lies on its back (the body's gravity z).
+        fallen_index: entry of the raw observation that is positive when the robot lies on its back (the body's
+            gravity z).
         project: re-imposes the actor's invariants after each update.
         log_std: of the pre-tanh action, for `stochastic`.
     """
@@ -248,7 +255,8 @@ def make_tta(
     def act(
         state: TTAState, obs: jax.Array, valid: jax.Array | bool = True
     ) -> tuple[TTAState, jax.Array, dict[str, jax.Array]]:
-        """The action for a raw observation, and the observation's entry in the memory unless `valid` is False or the robot lies fallen."""
+        """The action for a raw observation, and the observation's entry in the memory unless `valid` is False or the
+        robot lies fallen."""
         o = normalise(obs)
         fallen = jnp.zeros((), bool) if fallen_index is None else obs[fallen_index] > 0
         action = policy_apply(state.theta, o)

@@ -1,6 +1,7 @@
 """The deployment-time object: raw observation in, action out, within the control deadline.
 
-`TestTimeAdapter` wraps the pure functions of `adaptation`. It sees observations and nothing else: no reward, no privileged state, no
+`TestTimeAdapter` wraps the pure functions of `adaptation`. It sees observations and nothing else: no reward, no
+privileged state, no
 simulator.
 """
 
@@ -41,7 +42,8 @@ class TestTimeAdapter:
         config: full settings instead of a named method.
         seed: of the memory's sampling.
         strict: raise on non-finite observations instead of acting on the last good one.
-        asynchronous: run updates in a thread; the control loop acts with the newest finished parameters and never waits.
+        asynchronous: run updates in a thread; the control loop acts with the newest finished parameters and never
+            waits.
         deadline: seconds a step may take (20 ms at 50 Hz); slower steps are counted in `info`.
         save_path, save_every: write the whole state atomically every so many ticks.
         settings: overrides of the method's settings, e.g. lr=1e-4, entropy_coef=0.1, memory=ScoreMemory(256).
@@ -162,7 +164,8 @@ class TestTimeAdapter:
             self.counters["skipped_updates"] += 1
 
     def _collect(self) -> None:
-        """Takes over a finished update: parameters, optimiser and key; the memory has moved on meanwhile and is kept."""
+        """Takes over a finished update: parameters, optimiser and key; the memory has moved on meanwhile and is
+        kept."""
         if self._worker is None or self._worker.is_alive():
             return
         self._worker.join()
@@ -207,7 +210,8 @@ class TestTimeAdapter:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Continues from `state_dict()`. Raises ValueError where the arrays do not fit this checkpoint and configuration."""
+        """Continues from `state_dict()`. Raises ValueError where the arrays do not fit this checkpoint and
+        configuration."""
         self.finish()
         new, old = jax.tree.leaves(saved["state"]), jax.tree.leaves(self.state)
         if len(new) != len(old) or any(np.shape(a) != np.shape(b) for a, b in zip(new, old, strict=True)):

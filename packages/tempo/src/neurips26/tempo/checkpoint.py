@@ -1,4 +1,5 @@
-"""Checkpoints: actor, distributional twin critic, normaliser and what is known about them, in one safetensors file with a card."""
+"""Checkpoints: actor, distributional twin critic, normaliser and what is known about them, in one safetensors file
+with a card."""
 
 from __future__ import annotations
 
@@ -72,10 +73,12 @@ class Checkpoint:
     # -- functions -----------------------------------------------------------------------------------------------------
     @property
     def obs_size(self) -> int:
+        """Length d of the observation."""
         return SIZES[self.meta.robot][0]
 
     @property
     def action_size(self) -> int:
+        """Number of motors."""
         return SIZES[self.meta.robot][1]
 
     def policy_apply(self) -> Callable[[Any, jax.Array], jax.Array]:
@@ -84,7 +87,8 @@ class Checkpoint:
         return lambda theta, o: jnp.tanh(apply(theta, o))
 
     def critic_apply(self) -> Callable[[jax.Array, jax.Array], list[Any]]:
-        """(normalised observation, action) -> the twins' value distributions. The parameters are constants of the function."""
+        """(normalised observation, action) -> the twins' value distributions. The parameters are constants of the
+        function."""
         apply, meta = networks.get(self.meta.critic_arch).apply, self.meta
         atoms = jnp.asarray(support(meta.v_min, meta.v_max, meta.atoms))
         critics = jax.tree.map(jnp.asarray, self.critics)
@@ -101,10 +105,14 @@ class Checkpoint:
     def tta(self, cfg: TTAConfig) -> TTA:
         """`make_tta` with everything this checkpoint knows."""
         return make_tta(
-            self.policy_apply(), self.critic_apply(), cfg,
-            q_scale=self.meta.q_scale, normalizer=(self.mean, self.std), fallen_index=SIZES[self.meta.robot][2],
+            self.policy_apply(),
+            self.critic_apply(),
+            cfg,
+            q_scale=self.meta.q_scale,
+            normalizer=(self.mean, self.std),
+            fallen_index=SIZES[self.meta.robot][2],
             project=networks.get(self.meta.arch).project,
-        )  # fmt: skip
+        )
 
     def act(self, obs: np.ndarray) -> np.ndarray:
         """The frozen policy's actions for raw observations (..., d)."""

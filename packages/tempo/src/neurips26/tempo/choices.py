@@ -15,14 +15,18 @@ class Choices:
         lr: Adam's step size; tuned over {1e-5, 1e-4, 1e-3} with the same grid for every learning method.
         alpha: sharpness of the memory's priorities; 0 (uniform) and negative (easy first) are rows of the record.
         entropy_coef: lambda_H relative to s_Q and log N; alternatives {0, 0.03, 0.3, 1}.
-        critic: an action-value critic on the onboard observation, categorical (C51) with clipped double Q. A state-value critic would
+        critic: an action-value critic on the onboard observation, categorical (C51) with clipped double Q. A
+            state-value critic would
             give the actor no gradient; "the critic's predictive distribution" needs a distribution.
         priority: (v_max - v_i) + 2 % of the range; alternatives: rank-based priorities, critic entropy as the score.
         eviction: "fifo"; alternative "easiest".
-        q_scale: Qbar divided by its standard deviation over nominal roll-outs, so that lambda_H transfers between robots.
+        q_scale: Qbar divided by its standard deviation over nominal roll-outs, so that lambda_H transfers between
+            robots.
         objective: mean action of the actor; alternative: reparameterised samples (`TTAConfig.stochastic`).
-        protocol: "continual" (nothing is reset between episodes, our reading of "single device"); alternative "episodic".
-        rough_friction: the rough ground keeps the flat task's friction 0.6 (Playground's own rough scene has 1.0), so that only the
+        protocol: "continual" (nothing is reset between episodes, our reading of "single device"); alternative
+            "episodic".
+        rough_friction: the rough ground keeps the flat task's friction 0.6 (Playground's own rough scene has 1.0), so
+            that only the
             shape of the ground shifts.
         fall: an episode ends with a fall and earns nothing afterwards; alternative: reset and count per tick.
     """

@@ -1,7 +1,9 @@
 """The paper's headline claims, measured on the checkpoint that comes with the package.
 
-Gains of a policy that does not pass its gates (see `gates`) would be training continued, not adaptation: while the Go1 checkpoint's
-card says that a gate failed, claims C1-C5 ask for a GPU (to train one that passes) and only latency and memory are measured here.
+Gains of a policy that does not pass its gates (see `gates`) would be training continued, not adaptation: while the
+Go1 checkpoint's
+card says that a gate failed, claims C1-C5 ask for a GPU (to train one that passes) and only latency and memory are
+measured here.
 """
 
 from __future__ import annotations
@@ -76,9 +78,13 @@ def _returns(ctx: Context, name: str, method: str, lr: float | None = None, seve
         alive = run.alive[:, : real.shape[1]]
         gap = (run.q[:, : real.shape[1]] - real)[alive].mean() if alive.any() else 0.0
         return {
-            "returns": run.returns(), "falls": float(run.fallen.mean()), "gap": float(gap), "drift": float(run.drift.mean()),
-            "curve": run.reward.mean(axis=(0, 2)), "low": run.reward.mean(0).std(1),
-        }  # fmt: skip
+            "returns": run.returns(),
+            "falls": float(run.fallen.mean()),
+            "gap": float(gap),
+            "drift": float(run.drift.mean()),
+            "curve": run.reward.mean(axis=(0, 2)),
+            "low": run.reward.mean(0).std(1),
+        }
 
     return ctx.cell(key, fn)
 
@@ -88,7 +94,8 @@ def _nearly_fatal() -> shifts.Shift:
 
 
 def _chosen(method: str) -> float | None:
-    """Step sizes that the tune tier chose (see results/tempo/tune.json); fixed here so that a run depends on the code alone."""
+    """Step sizes that the tune tier chose (see results/tempo/tune.json); fixed here so that a run depends on the code
+    alone."""
     return CHOSEN_LR.get(method)
 
 
@@ -149,12 +156,18 @@ def _series(table: dict, method: str) -> Series:
 
 @measures(
     Claim(
-        id="gain-under-shift", statement="Adapting the actor by a frozen critic, without rewards, raises the return under shifts",
-        paper_value=NO_TABLE, scope="scaled down", metric="return per 1000 ticks, mean over the four shifts", unit="1", direction="higher",
-        criterion=Criterion("ratio", at_least=1.05), needs=NEEDS,
+        id="gain-under-shift",
+        statement="Adapting the actor by a frozen critic, without rewards, raises the return under shifts",
+        paper_value=NO_TABLE,
+        scope="scaled down",
+        metric="return per 1000 ticks, mean over the four shifts",
+        unit="1",
+        direction="higher",
+        criterion=Criterion("ratio", at_least=1.05),
+        needs=NEEDS,
     ),
     tiers=("quick", "cpu", "gpu"),
-)  # fmt: skip
+)
 def gain_under_shift(ctx: Context) -> Measurement:
     """C1: TEMPO against the frozen policy, all other methods beside them."""
     methods = METHODS if ctx.tier != "quick" else ("none", "naive", "tempo", "zero")
@@ -166,19 +179,32 @@ def gain_under_shift(ctx: Context) -> Measurement:
     baselines = {m: _series(table, m) for m in methods if m != "tempo"}
     seeds = ctx.seeds(_size(ctx)["robots"])
     return Measurement(
-        _series(table, "tempo"), baselines, "none", seeds, cells, ONBOARD, figures,
-        reason="the frozen policy and its critic leave little to gain; see the nominal column and q_greedy", tuned_by="lr",
-    )  # fmt: skip
+        _series(table, "tempo"),
+        baselines,
+        "none",
+        seeds,
+        cells,
+        ONBOARD,
+        figures,
+        reason="the frozen policy and its critic leave little to gain; see the nominal column and q_greedy",
+        tuned_by="lr",
+    )
 
 
 @measures(
     Claim(
-        id="gain-is-adaptation", statement="The gain under shift is larger than the gain of the same updates without a shift",
-        paper_value=NO_TABLE, scope="scaled down", metric="relative gain over frozen, shifts against nominal", unit="%", direction="higher",
-        criterion=Criterion("difference", at_least=0.0), needs=NEEDS,
+        id="gain-is-adaptation",
+        statement="The gain under shift is larger than the gain of the same updates without a shift",
+        paper_value=NO_TABLE,
+        scope="scaled down",
+        metric="relative gain over frozen, shifts against nominal",
+        unit="%",
+        direction="higher",
+        criterion=Criterion("difference", at_least=0.0),
+        needs=NEEDS,
     ),
     tiers=("cpu", "gpu"),
-)  # fmt: skip
+)
 def gain_is_adaptation(ctx: Context) -> Measurement:
     """C1, difference in difference."""
     table, cells = _cells(ctx, ("nominal", *shifts.SHIFTS), ("none", "tempo", "zero"))
@@ -191,19 +217,31 @@ def gain_is_adaptation(ctx: Context) -> Measurement:
         np.asarray(table["nominal", "tempo"]["returns"]), np.asarray(table["nominal", "none"]["returns"])
     )
     return Measurement(
-        Series({"method": "tempo", "condition": "shifts"}, list(shifted)), {"nominal": Series({"method": "tempo"}, list(nominal))},
-        "nominal", ctx.seeds(len(nominal)), cells, ONBOARD, reason="updates change the return alike with and without a shift", tuned_by="lr",
-    )  # fmt: skip
+        Series({"method": "tempo", "condition": "shifts"}, list(shifted)),
+        {"nominal": Series({"method": "tempo"}, list(nominal))},
+        "nominal",
+        ctx.seeds(len(nominal)),
+        cells,
+        ONBOARD,
+        reason="updates change the return alike with and without a shift",
+        tuned_by="lr",
+    )
 
 
 @measures(
     Claim(
-        id="stabilises-severe-shift", statement="Entropy and memory at least halve the worst loss of the naive update over step sizes",
-        paper_value=NO_TABLE, scope="scaled down", metric="worst loss against frozen over step sizes, against half of naive's", unit="1",
-        direction="lower", criterion=Criterion("difference", at_most=0.0), needs=NEEDS,
+        id="stabilises-severe-shift",
+        statement="Entropy and memory at least halve the worst loss of the naive update over step sizes",
+        paper_value=NO_TABLE,
+        scope="scaled down",
+        metric="worst loss against frozen over step sizes, against half of naive's",
+        unit="1",
+        direction="lower",
+        criterion=Criterion("difference", at_most=0.0),
+        needs=NEEDS,
     ),
     tiers=("cpu", "gpu"),
-)  # fmt: skip
+)
 def stabilises_severe_shift(ctx: Context) -> Measurement:
     """C2: the worst step size of each method, at severity 3."""
     cells, worst, rates = [], {}, (*LRS, 3e-3)
@@ -228,38 +266,62 @@ def stabilises_severe_shift(ctx: Context) -> Measurement:
         if m != "tempo"
     }
     return Measurement(
-        Series({"method": "tempo", "lr": rates[int(np.argmax(grid["tempo"]))]}, list(worst["tempo"])), baselines, "half of naive", seeds,
-        cells, ONBOARD, [pictures.stability(grid, rates, ctx.figure("worst-loss.png"))], reason="at large steps both lose", tuned_by=None,
-    )  # fmt: skip
+        Series({"method": "tempo", "lr": rates[int(np.argmax(grid["tempo"]))]}, list(worst["tempo"])),
+        baselines,
+        "half of naive",
+        seeds,
+        cells,
+        ONBOARD,
+        [pictures.stability(grid, rates, ctx.figure("worst-loss.png"))],
+        reason="at large steps both lose",
+        tuned_by=None,
+    )
 
 
 @measures(
     Claim(
-        id="hard-first", statement="Replaying low-value observations first is better than replaying easy ones first",
-        paper_value=NO_TABLE, scope="scaled down", metric="return per 1000 ticks, mean over the four shifts", unit="1", direction="higher",
-        criterion=Criterion("difference", at_least=0.0), needs=NEEDS,
+        id="hard-first",
+        statement="Replaying low-value observations first is better than replaying easy ones first",
+        paper_value=NO_TABLE,
+        scope="scaled down",
+        metric="return per 1000 ticks, mean over the four shifts",
+        unit="1",
+        direction="higher",
+        criterion=Criterion("difference", at_least=0.0),
+        needs=NEEDS,
     ),
     tiers=("cpu", "gpu"),
-)  # fmt: skip
+)
 def hard_first(ctx: Context) -> Measurement:
     """C3: hard-first against easy-first, uniform beside them, at equal updates."""
     methods = ("none", "tempo", "uniform", "easy-first")
     table, cells = _cells(ctx, shifts.SHIFTS, methods)
     return Measurement(
-        _series(table, "tempo"), {m: _series(table, m) for m in methods if m != "tempo"}, "easy-first", ctx.seeds(_size(ctx)["robots"]),
-        cells, ONBOARD, reason="the order of replay makes no difference that 16 robots could show", tuned_by="lr",
-    )  # fmt: skip
+        _series(table, "tempo"),
+        {m: _series(table, m) for m in methods if m != "tempo"},
+        "easy-first",
+        ctx.seeds(_size(ctx)["robots"]),
+        cells,
+        ONBOARD,
+        reason="the order of replay makes no difference that 16 robots could show",
+        tuned_by="lr",
+    )
 
 
 @measures(
     Claim(
-        id="near-failure-gain", statement="Where the frozen policy nearly fails, adaptation on one device gains a great deal",
-        paper_value="up to 80 % (setting not stated in the abstract)", scope="scaled down",
-        metric="relative gain over the frozen mean, rough 0.12 m with noise x3", unit="%", direction="higher",
-        criterion=Criterion("bound", at_least=30.0), needs=NEEDS,
+        id="near-failure-gain",
+        statement="Where the frozen policy nearly fails, adaptation on one device gains a great deal",
+        paper_value="up to 80 % (setting not stated in the abstract)",
+        scope="scaled down",
+        metric="relative gain over the frozen mean, rough 0.12 m with noise x3",
+        unit="%",
+        direction="higher",
+        criterion=Criterion("bound", at_least=30.0),
+        needs=NEEDS,
     ),
     tiers=("cpu", "gpu"),
-)  # fmt: skip
+)
 def near_failure_gain(ctx: Context) -> Measurement:
     """C5: one shift, chosen before the run."""
     frozen = np.asarray(_returns(ctx, "rough+sensing", "none")["returns"])
@@ -276,12 +338,18 @@ def near_failure_gain(ctx: Context) -> Measurement:
 
 @measures(
     Claim(
-        id="several-architectures", statement="The gain has the same sign for MLP, Simba and SimbaV2 networks",
-        paper_value=NO_TABLE, scope="paper setting", metric="return per 1000 ticks, mean over the four shifts", unit="1", direction="higher",
-        criterion=Criterion("difference", at_least=0.0), needs=("gpu",),
+        id="several-architectures",
+        statement="The gain has the same sign for MLP, Simba and SimbaV2 networks",
+        paper_value=NO_TABLE,
+        scope="paper setting",
+        metric="return per 1000 ticks, mean over the four shifts",
+        unit="1",
+        direction="higher",
+        criterion=Criterion("difference", at_least=0.0),
+        needs=("gpu",),
     ),
     tiers=("cpu", "gpu"),
-)  # fmt: skip
+)
 def several_architectures(ctx: Context) -> Measurement:
     """C4: needs a trained policy an architecture; their checkpoints do not come with the package."""
     missing = [a for a in ("simba", "simbav2") if f"go1-joystick-{a}" not in checkpoint.available()]
@@ -326,19 +394,29 @@ def latency(ckpt: checkpoint.Checkpoint, ticks: int, seed: int, **settings: Any)
         (with_update if due else without).append(time.perf_counter() - start)
     compiled = adapter._act._cache_size() + adapter._learn._cache_size() - before
     return {
-        "with": with_update, "without": without, "compile": compile_seconds, "recompiled": compiled, "bytes": adapter.memory_bytes(),
+        "with": with_update,
+        "without": without,
+        "compile": compile_seconds,
+        "recompiled": compiled,
+        "bytes": adapter.memory_bytes(),
         "misses": adapter.counters["deadline_misses"],
-    }  # fmt: skip
+    }
 
 
 @measures(
     Claim(
-        id="real-time", statement="A control tick with an update fits the 50 Hz loop with room to spare on one core",
-        paper_value="fully on-device on a Unitree Go2 (no figure)", scope="proxy", metric="99th percentile of a tick with an update",
-        unit="ms", direction="lower", criterion=Criterion("bound", at_most=10.0), rerun_tolerance=None,
+        id="real-time",
+        statement="A control tick with an update fits the 50 Hz loop with room to spare on one core",
+        paper_value="fully on-device on a Unitree Go2 (no figure)",
+        scope="proxy",
+        metric="99th percentile of a tick with an update",
+        unit="ms",
+        direction="lower",
+        criterion=Criterion("bound", at_most=10.0),
+        rerun_tolerance=None,
     ),
     tiers=("quick", "cpu", "gpu"),
-)  # fmt: skip
+)
 def real_time(ctx: Context) -> Measurement:
     """C6: five repetitions; the median tick stands beside the 99th percentile."""
     repeats, ticks = 5, 400 if ctx.tier == "quick" else 2000
@@ -357,19 +435,30 @@ def real_time(ctx: Context) -> Measurement:
         f"recompilations after warm-up: {sum(r['recompiled'] for r in rows)}; compile {max(r['compile'] for r in rows):.1f} s"
     )
     return Measurement(
-        Series({"batch": 32, "update_every": 4, "capacity": 512}, [ms(r, 99) for r in rows]), {}, None, ctx.seeds(repeats), cells, ONBOARD,
-        [figure], reason="other programs shared the cores while it was measured",
-    )  # fmt: skip
+        Series({"batch": 32, "update_every": 4, "capacity": 512}, [ms(r, 99) for r in rows]),
+        {},
+        None,
+        ctx.seeds(repeats),
+        cells,
+        ONBOARD,
+        [figure],
+        reason="other programs shared the cores while it was measured",
+    )
 
 
 @measures(
     Claim(
-        id="memory", statement="Adaptation needs less than 4 MB beyond the frozen policy, whatever the episode's length",
-        paper_value="fully on-device on a Unitree Go2 (no figure)", scope="proxy", metric="bytes of theta, moments, snapshot and memory",
-        unit="MB", direction="lower", criterion=Criterion("bound", at_most=4.0, deterministic=True),
+        id="memory",
+        statement="Adaptation needs less than 4 MB beyond the frozen policy, whatever the episode's length",
+        paper_value="fully on-device on a Unitree Go2 (no figure)",
+        scope="proxy",
+        metric="bytes of theta, moments, snapshot and memory",
+        unit="MB",
+        direction="lower",
+        criterion=Criterion("bound", at_most=4.0, deterministic=True),
     ),
     tiers=("quick", "cpu", "gpu"),
-)  # fmt: skip
+)
 def resident_memory(ctx: Context) -> Measurement:
     """C6: the size of the state is fixed by its shapes; the tests run 10^5 ticks and watch the process."""
     size = ctx.cell("bytes", lambda: TestTimeAdapter(_policy()).memory_bytes()) / 1e6

@@ -1,8 +1,11 @@
 """The distributional critic of a finished actor: C51 policy evaluation on its own noisy roll-outs, bad states included.
 
-PPO leaves a good actor and no action-value. The critic is learned afterwards, off-policy: robots act with the actor plus exploration
-noise, are pushed and start in random poses; Z(o, a) regresses on r + gamma Z(o', pi(o')) with clipped double Q (the twin with the smaller
-mean is the target). Optionally the actor then takes delayed TD3 steps on the critic, so that it ends up (nearly) greedy.
+PPO leaves a good actor and no action-value. The critic is learned afterwards, off-policy: robots act with the actor
+plus exploration
+noise, are pushed and start in random poses; Z(o, a) regresses on r + gamma Z(o', pi(o')) with clipped double Q (the
+twin with the smaller
+mean is the target). Optionally the actor then takes delayed TD3 steps on the critic, so that it ends up (nearly)
+greedy.
 Both see the onboard observation only.
 """
 
@@ -166,9 +169,13 @@ def fit(
     actor = jax.tree.map(jnp.asarray, actor)
     copied = jax.tree.map(lambda x: jnp.array(x, copy=True), critics)
     state = {
-        "actor": jax.tree.map(lambda x: jnp.array(x, copy=True), actor), "actor_opt": actor_opt.init(actor), "critics": critics,
-        "target": copied, "opt": opt.init(critics), "count": jnp.zeros((), jnp.int32),
-    }  # fmt: skip
+        "actor": jax.tree.map(lambda x: jnp.array(x, copy=True), actor),
+        "actor_opt": actor_opt.init(actor),
+        "critics": critics,
+        "target": copied,
+        "opt": opt.init(critics),
+        "count": jnp.zeros((), jnp.int32),
+    }
     first, files = 0, out / "checkpoint.npz"
     if files.exists():
         state, extra = storage.load_tree(files, state)
@@ -188,7 +195,7 @@ def fit(
             frozen = state["actor"]
             seeds = [200_000 + 1000 * cfg.seed + 100 * r + i for i in range(cfg.robots)]
             rows = collect(
-                lambda o: np.asarray(act(frozen, jnp.asarray(normalise(o)))),
+                lambda o, frozen=frozen: np.asarray(act(frozen, jnp.asarray(normalise(o)))),
                 cfg.robot,
                 seeds,
                 cfg.ticks,
@@ -221,9 +228,16 @@ def fit(
         print(json.dumps(line), flush=True)
         storage.save_tree(files, state, {"round": r + 1})
     meta = Meta(
-        robot=cfg.robot, arch=actor_arch, critic_arch=cfg.arch, v_min=cfg.v_min, v_max=cfg.v_max, atoms=cfg.atoms, discount=cfg.discount,
-        status="unchecked", card=card | {"critic": {**asdict(cfg), "rounds": cfg.rounds}},
-    )  # fmt: skip
+        robot=cfg.robot,
+        arch=actor_arch,
+        critic_arch=cfg.arch,
+        v_min=cfg.v_min,
+        v_max=cfg.v_max,
+        atoms=cfg.atoms,
+        discount=cfg.discount,
+        status="unchecked",
+        card=card | {"critic": {**asdict(cfg), "rounds": cfg.rounds}},
+    )
     leaves = jax.tree.map(np.asarray, state)
     return Checkpoint(
         meta, leaves["actor"], leaves["critics"], np.asarray(mean, np.float32), np.asarray(std, np.float32)

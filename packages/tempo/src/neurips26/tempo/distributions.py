@@ -34,14 +34,17 @@ class Categorical(NamedTuple):
     atoms: Float[Array, " n"]
 
     def mean(self) -> Float[Array, "..."]:
+        """Expected return."""
         return (jax.nn.softmax(self.logits) * self.atoms).sum(-1)
 
     def entropy(self) -> Float[Array, "..."]:
+        """Entropy in nats."""
         logp = jax.nn.log_softmax(self.logits)  # finite even where p underflows, hence p log p and its gradient are too
         return -(jnp.exp(logp) * logp).sum(-1)
 
     @property
     def max_entropy(self) -> float:
+        """What `entropy` is divided by in the objective."""
         return float(np.log(self.atoms.shape[-1]))
 
 
@@ -52,13 +55,16 @@ class Gaussian(NamedTuple):
     log_std: Float[Array, "..."]
 
     def mean(self) -> Float[Array, "..."]:
+        """Expected return."""
         return self.mu
 
     def entropy(self) -> Float[Array, "..."]:
+        """Entropy in nats."""
         return self.log_std + 0.5 * np.log(2 * np.pi * np.e)
 
     @property
     def max_entropy(self) -> float:
+        """What `entropy` is divided by in the objective."""
         return 1.0  # unbounded: lambda_H is then a weight per nat
 
 
@@ -68,15 +74,18 @@ class Scalar(NamedTuple):
     q: Float[Array, "..."]
 
     def mean(self) -> Float[Array, "..."]:
+        """Expected return."""
         return self.q
 
     def entropy(self) -> Float[Array, "..."]:
+        """Entropy in nats."""
         raise ValueError(
             "entropy_coef: expected 0 for a scalar critic, which predicts no distribution; use a categorical or Gaussian one"
         )
 
     @property
     def max_entropy(self) -> float:
+        """What `entropy` is divided by in the objective."""
         return 1.0
 
 
@@ -95,7 +104,8 @@ def project(
 ) -> Float[Array, "b n"]:
     """The C51 projection: the distribution of reward + discount * Z, put back on the atoms.
 
-    `discount` is 0 where the episode ended in a fall. Every shifted atom shares its mass between its two neighbours in proportion to
+    `discount` is 0 where the episode ended in a fall. Every shifted atom shares its mass between its two neighbours
+    in proportion to
     closeness; written as a triangular kernel, so that a target exactly on an atom keeps its whole mass there.
     """
     spacing = atoms[1] - atoms[0]

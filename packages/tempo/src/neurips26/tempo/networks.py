@@ -1,7 +1,9 @@
 """Actor and critic architectures as pure functions over plain pytrees.
 
-An architecture is a pair (init, apply) for a body with one output layer; `register` adds one. Actors give pre-tanh actions, critics twin
-logits. `project` re-imposes an architecture's invariants on its parameters and must follow every parameter update (only `simbav2` has
+An architecture is a pair (init, apply) for a body with one output layer; `register` adds one. Actors give pre-tanh
+actions, critics twin
+logits. `project` re-imposes an architecture's invariants on its parameters and must follow every parameter update
+(only `simbav2` has
 any: unit-norm weight columns).
 """
 
@@ -22,7 +24,8 @@ Params = Any
 
 
 class Architecture(NamedTuple):
-    """init(key, inputs, width, depth, outputs, last_scale) -> params; apply(params, x) -> outputs; project(params) -> params."""
+    """init(key, inputs, width, depth, outputs, last_scale) -> params; apply(params, x) -> outputs; project(params) ->
+    params."""
 
     init: Callable[..., Params]
     apply: Callable[[Params, jax.Array], jax.Array]
@@ -62,13 +65,15 @@ def _layer_norm(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
 
 
 def mlp_init(key: jax.Array, sizes: tuple[int, ...], last_scale: float = 1.0) -> list[dict[str, jax.Array]]:
-    """Dense layers with LeCun-uniform weights and zero biases; the last layer's weights are multiplied by `last_scale`."""
+    """Dense layers with LeCun-uniform weights and zero biases; the last layer's weights are multiplied by
+    `last_scale`."""
     keys, last = jax.random.split(key, len(sizes) - 1), len(sizes) - 2
     pairs = zip(keys, sizes[:-1], sizes[1:], strict=True)
     return [_dense(k, n, m, last_scale if i == last else 1.0) for i, (k, n, m) in enumerate(pairs)]
 
 
 def mlp_apply(layers: Params, x: jax.Array) -> jax.Array:
+    """Dense layers with SiLU between them."""
     for layer in layers[:-1]:
         x = jax.nn.silu(x @ layer["w"] + layer["b"])
     return x @ layers[-1]["w"] + layers[-1]["b"]

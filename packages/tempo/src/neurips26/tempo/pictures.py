@@ -86,7 +86,8 @@ def latencies(rows: Sequence[dict], path: Path) -> Path:
 
 
 def animation(ckpt: Any, shift: shifts.Shift, path: Path, ticks: int = 150, every: int = 5, seed: int = 0) -> Path:
-    """Frozen (left) and adapted (right) robot side by side as a GIF; needs a working OpenGL (set MUJOCO_GL=egl or osmesa)."""
+    """Frozen (left) and adapted (right) robot side by side as a GIF; needs a working OpenGL (set MUJOCO_GL=egl or
+    osmesa)."""
     import mujoco
     from PIL import Image
 

@@ -1,11 +1,15 @@
 """PPO on envpool: the first stage of pretraining (Schulman et al. 2017), sized for one CPU core.
 
-The recipe is the one MuJoCo Playground publishes for `Go1JoystickFlatTerrain` (discount 0.97, 20-24 step roll-outs, asymmetric value
-function, observation normalisation), shrunk from 8192 to a few hundred environments with the adaptive step size of RSL-RL.  The value
+The recipe is the one MuJoCo Playground publishes for `Go1JoystickFlatTerrain` (discount 0.97, 20-24 step roll-outs,
+asymmetric value
+function, observation normalisation), shrunk from 8192 to a few hundred environments with the adaptive step size of
+RSL-RL.  The value
 function may look at the privileged observation: it is thrown away afterwards and never shipped.
 
-Exact resume.  envpool cannot save its simulator state, therefore training is cut into *segments*: every segment starts from freshly reset
-environments whose seed is a function of (seed, segment), and a checkpoint is written at each segment's end.  A killed run repeats only
+Exact resume.  envpool cannot save its simulator state, therefore training is cut into *segments*: every segment
+starts from freshly reset
+environments whose seed is a function of (seed, segment), and a checkpoint is written at each segment's end.  A killed
+run repeats only
 its unfinished segment, and gives the same bits as a run that was never interrupted.
 """
 
@@ -86,6 +90,7 @@ class Learner(NamedTuple):
 
 
 def new_stats(n: int) -> dict[str, jax.Array]:
+    """Running statistics of nothing."""
     return {"count": jnp.asarray(1e-4), "mean": jnp.zeros(n), "var": jnp.ones(n)}
 
 
@@ -99,10 +104,12 @@ def merge_stats(stats: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Arra
 
 
 def normalise(stats: dict[str, Any], x: Any) -> Any:
+    """Standardised and clipped to +-10."""
     return ((x - stats["mean"]) / (stats["var"] + 1e-8) ** 0.5).clip(-10.0, 10.0)
 
 
 def make_envs(name: str, num_envs: int, threads: int, seed: int, **options: Any) -> Any:
+    """n environments of envpool."""
     try:
         import envpool
     except ImportError as error:
@@ -115,7 +122,8 @@ BONUS = (*TRACKING, "pose", "feet_air_time")
 
 
 def shaped_reward(info: dict[str, np.ndarray], privileged: np.ndarray, penalty: float, wide: float) -> np.ndarray:
-    """Playground's reward before its clip at zero, times dt; penalties scaled by `penalty`, plus `wide` times a wide velocity kernel."""
+    """Playground's reward before its clip at zero, times dt; penalties scaled by `penalty`, plus `wide` times a wide
+    velocity kernel."""
     good = sum(info[f"reward_{k}"] for k in BONUS)
     bad = sum(v for k, v in info.items() if k.startswith("reward_") and k[7:] not in BONUS)
     linvel, command = privileged[:, 57:60], info["command"]
@@ -124,7 +132,8 @@ def shaped_reward(info: dict[str, np.ndarray], privileged: np.ndarray, penalty: 
 
 
 def symmetry(env: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Left-right reflection of Go1's observation, privileged observation and action: (order, sign) such that y = x[order] * sign."""
+    """Left-right reflection of Go1's observation, privileged observation and action: (order, sign) such that y =
+    x[order] * sign."""
     if not env.startswith("Go1"):
         raise ValueError(f"mirror: no reflection is written down for {env}; set mirror_coef=0")
     legs = np.array([3, 4, 5, 0, 1, 2, 9, 10, 11, 6, 7, 8])  # FR FL RR RL
@@ -160,7 +169,8 @@ def symmetry(env: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 class Collector:
-    """Steps the environments with a NumPy copy of the policy, so that collection and learning overlap without sharing a device queue."""
+    """Steps the environments with a NumPy copy of the policy, so that collection and learning overlap without sharing
+    a device queue."""
 
     def __init__(self, cfg: PPOConfig, segment: int):
         self.cfg = cfg
@@ -172,6 +182,7 @@ class Collector:
     def collect(
         self, actor: Any, log_std: np.ndarray, stats: dict[str, np.ndarray], penalty: float, wide: float
     ) -> tuple[dict, dict]:
+        """`unroll` ticks of all environments: arrays (t, n, ...) and a summary."""
         cfg, std = self.cfg, np.exp(log_std)
         rows: dict[str, list[np.ndarray]] = {
             k: [] for k in ("obs", "priv", "u", "logp", "reward", "term", "cut", "valid")
@@ -213,6 +224,7 @@ class Collector:
 
 
 def init_learner(cfg: PPOConfig, obs_size: int, priv_size: int, action_size: int) -> Learner:
+    """Fresh parameters, optimiser and statistics."""
     key = jax.random.key(cfg.seed)
     k1, k2, key = jax.random.split(key, 3)
     params = {
@@ -233,7 +245,8 @@ def init_learner(cfg: PPOConfig, obs_size: int, priv_size: int, action_size: int
 def gae(
     reward: jax.Array, value: jax.Array, next_value: jax.Array, cut: jax.Array, discount: float, lam: float
 ) -> jax.Array:
-    """Generalised advantage estimation over axis 0; `next_value` is already 0 after a fall and the terminal observation's value otherwise."""
+    """Generalised advantage estimation over axis 0; `next_value` is already 0 after a fall and the terminal
+    observation's value otherwise."""
     delta = reward + discount * next_value - value
 
     def backward(carry: jax.Array, x: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -245,6 +258,7 @@ def gae(
 
 
 def make_update(cfg: PPOConfig) -> Any:
+    """The jitted update of one iteration."""
     adam = optax.scale_by_adam()
 
     def loss_fn(params: Any, mb: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -284,7 +298,8 @@ def make_update(cfg: PPOConfig) -> Any:
         target = adv + values[:-1]
         mean = (adv * valid).sum() / valid.sum()
         std = jnp.sqrt((valid * (adv - mean) ** 2).sum() / valid.sum()) + 1e-8
-        # The behaviour policy saw the observation under the statistics of its own iteration; those move little after the first few.
+        # The behaviour policy saw the observation under the statistics of its own iteration; those move little after
+        # the first few.
         flat = {
             "obs": batch["obs"],
             "priv": batch["priv"],
@@ -350,9 +365,11 @@ def std_limit(cfg: PPOConfig, fraction: float) -> float:
 def train(
     cfg: PPOConfig, out: str | Path, max_segments: int | None = None, verbose: bool = True, allow_changes: bool = False
 ) -> Path:
-    """Trains, or goes on training, in the directory `out` (checkpoint.npz, config.json, metrics.jsonl); returns the checkpoint's path.
+    """Trains, or goes on training, in the directory `out` (checkpoint.npz, config.json, metrics.jsonl); returns the
+    checkpoint's path.
 
-    A directory that holds a run with another configuration is refused, except that `total_steps` may differ; with `allow_changes` the
+    A directory that holds a run with another configuration is refused, except that `total_steps` may differ; with
+    `allow_changes` the
     run goes on under the new settings, and config.json keeps a list of what changed at which iteration.
     """
     out = Path(out)
@@ -384,22 +401,22 @@ def train(
             collector, start, begin = Collector(cfg, iteration // cfg.segment), time.monotonic(), iteration
             rows = []
 
-            def collect(at: int) -> Any:
+            def collect(at: int, state: Learner, collector: Collector = collector) -> Any:
                 actor, log_std = jax.tree.map(np.asarray, (state.params["actor"], state.params["log_std"]))
                 stats = jax.tree.map(np.asarray, state.obs_stats)
                 # copies: the learner's buffers are donated while the collector still reads
                 actor, log_std, stats = jax.tree.map(lambda x: np.array(x, np.float32), (actor, log_std, stats))
                 return pool.submit(collector.collect, actor, log_std, stats, *schedule(cfg, at / total))
 
-            future = collect(iteration)
+            future = collect(iteration, state)
             end = min(total, iteration + cfg.segment)
             while iteration < end:
                 batch, summary = future.result()
                 if cfg.overlap and iteration + 1 < end:
-                    future = collect(iteration + 1)
+                    future = collect(iteration + 1, state)
                 state, metrics = update(state, batch, std_limit(cfg, iteration / total))
                 if not cfg.overlap and iteration + 1 < end:
-                    future = collect(iteration + 1)
+                    future = collect(iteration + 1, state)
                 iteration += 1
                 rows.append({**summary, **{k: float(v) for k, v in metrics.items()}})
                 if iteration % 20 == 0 or iteration == end:

@@ -46,15 +46,16 @@ def actor_of(run: str | Path) -> tuple[Any, np.ndarray, np.ndarray, dict[str, An
 
 
 def pretrain(cfg: ppo.PPOConfig, critic_cfg: critic.CriticConfig, out: str | Path, name: str = "go1-joystick") -> Path:
-    """Trains actor and critic in `out` and writes `out/<name>.safetensors` with its card; each stage goes on where it stopped.
+    """Trains actor and critic in `out` and writes `out/<name>.safetensors` with its card; each stage goes on where it
+    stopped.
 
     PPO runs one segment a process: envpool keeps the memory of simulators that were closed.
     """
     out = Path(out)
     first = out / "ppo"
     while _steps(first) < cfg.total_steps:
-        code = f"from neurips26.tempo import ppo; import json, sys; ppo.train(ppo.from_json(sys.argv[1]), {str(first)!r}, max_segments=1)"
-        subprocess.run([sys.executable, "-c", code, json.dumps(asdict(cfg))], check=True)
+        code = "import sys; from neurips26.tempo import ppo; ppo.train(ppo.from_json(sys.argv[1]), sys.argv[2], max_segments=1)"
+        subprocess.run([sys.executable, "-c", code, json.dumps(asdict(cfg)), str(first)], check=True)
     return finish(first, critic_cfg, out, name)
 
 

@@ -1,7 +1,9 @@
 """Single robots in MuJoCo's C engine, a batch of them in one loop, with Playground's observation and reward.
 
-`Runtime` steps n robots (one `mj_step` call each) and computes observations and rewards for all of them in NumPy. Every robot has its own
-random streams for commands, noise and disturbances, drawn by tick and never by what the robot does: two runs with equal seeds see the
+`Runtime` steps n robots (one `mj_step` call each) and computes observations and rewards for all of them in NumPy.
+Every robot has its own
+random streams for commands, noise and disturbances, drawn by tick and never by what the robot does: two runs with
+equal seeds see the
 same commands and the same noise whatever the controller, which is what paired comparisons need.
 """
 
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import mujoco
@@ -22,6 +24,7 @@ from . import assets, shifts, tasks
 __all__ = ["Disturbance", "JoystickEnv", "Runtime", "make"]
 
 NOISE_BLOCK = 128
+BLOW_UPS = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
 
 
 @dataclass(frozen=True)
@@ -87,14 +90,17 @@ class Runtime:
 
     @property
     def obs_size(self) -> int:
+        """Length d of the observation."""
         return self.task.obs_size
 
     @property
     def action_size(self) -> int:
+        """Number of motors."""
         return self.task.nu
 
     def reset(self, mask: np.ndarray | None = None, episode: int | None = None) -> np.ndarray:
-        """Starts a new episode for the robots of `mask` (all by default) and returns the observations of all, shape (n, d).
+        """Starts a new episode for the robots of `mask` (all by default) and returns the observations of all, shape
+        (n, d).
 
         `episode` numbers the episode within a robot's streams; by default the next one.
         """
@@ -170,11 +176,14 @@ class Runtime:
         )
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """One control tick of every robot that is alive; the others stay where they are, earn 0 and repeat their observation.
+        """One control tick of every robot that is alive; the others stay where they are, earn 0 and repeat their
+        observation.
 
         Returns:
-            observation (n, d), reward (n,), terminated (n,), truncated (n,), info with `terms` (weighted, per term (n,)), `fallen`,
-            `diverged` and `active` (the robots that were stepped). The observation of a finished robot is its terminal one.
+            observation (n, d), reward (n,), terminated (n,), truncated (n,), info with `terms` (weighted, per term
+            (n,)), `fallen`,
+            `diverged` and `active` (the robots that were stepped). The observation of a finished robot is its
+            terminal one.
         """
         action = np.asarray(action, float)
         if action.shape != (self.n, self.task.nu):
@@ -191,7 +200,7 @@ class Runtime:
                 self._push(i, d)
             d.ctrl[:] = targets[i]
             mujoco.mj_step(self.model, d, self.substeps)
-            diverged[i] = d.warning[mujoco.mjtWarning.mjWARN_BADQACC].number > 0 or not np.isfinite(d.qpos).all()
+            diverged[i] = any(d.warning[w].number > 0 for w in BLOW_UPS) or not np.isfinite(d.qpos).all()
             if not diverged[i]:
                 self._read(i)
         p, memory, task = self.physics, self.memory, self.task
@@ -236,7 +245,7 @@ class Runtime:
 class JoystickEnv(gymnasium.Env):
     """One robot as a gymnasium environment: `observation` (d,), `action` (nu,) in [-1, 1]; see `Runtime`."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 50}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 50}
 
     def __init__(
         self,
@@ -255,12 +264,14 @@ class JoystickEnv(gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
+        """See the base class."""
         super().reset(seed=seed)
         if seed is not None:
             self.runtime.seeds, self.runtime.episode = [int(seed)], [-1]
         return self.runtime.reset()[0], {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """One tick; see `Runtime.step`."""
         if not self.runtime.alive[0]:
             raise RuntimeError("the episode is over: call reset() before step()")
         action = check_array(action, "action", shape=(self.runtime.action_size,), finite=True)
@@ -285,6 +296,7 @@ class JoystickEnv(gymnasium.Env):
         return self._renderer.render()
 
     def close(self) -> None:
+        """Frees the renderer."""
         if self._renderer is not None:
             self._renderer.close()
 
@@ -300,9 +312,11 @@ def make(
     """An environment by Playground's name, e.g. "Go1JoystickFlatTerrain".
 
     Args:
-        name: Go1, Go2 or G1, then JoystickFlatTerrain or JoystickRoughTerrain (rough ground of 0.05 m unless `shift` says otherwise).
+        name: Go1, Go2 or G1, then JoystickFlatTerrain or JoystickRoughTerrain (rough ground of 0.05 m unless `shift`
+            says otherwise).
         shift: a condition from `shifts` (backend "mujoco" only).
-        backend: "mujoco" (C, `JoystickEnv`, or `Runtime` for num_envs > 1), "envpool" (vectorised C++, Go1 and G1), or "mjx"
+        backend: "mujoco" (C, `JoystickEnv`, or `Runtime` for num_envs > 1), "envpool" (vectorised C++, Go1 and G1),
+            or "mjx"
             (Playground's own environment, a functional one for a GPU; Go1 and G1).
     """
     check_choice(backend, "backend", ("mujoco", "envpool", "mjx"))

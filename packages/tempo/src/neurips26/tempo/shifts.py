@@ -1,6 +1,7 @@
 """The four shifts of operating conditions, as pure functions on the model and on the observation.
 
-The paper names them (rough terrain, slippery ground, payload, degraded sensing); the magnitudes are ours (`SEVERITIES`). A shift is
+The paper names them (rough terrain, slippery ground, payload, degraded sensing); the magnitudes are ours
+(`SEVERITIES`). A shift is
 always applied to the *nominal* model, so applying it twice, or again after a reset, gives the same model.
 """
 
@@ -16,12 +17,23 @@ import numpy as np
 from neurips26.shared.arrays import check_choice, check_int, check_real
 
 __all__ = [
-    "SEVERITIES", "SHIFTS", "Combined", "Nominal", "Payload", "RoughTerrain", "Scheduled", "Sensing", "Shift", "Slippery", "of_severity",
-]  # fmt: skip
+    "SEVERITIES",
+    "SHIFTS",
+    "Combined",
+    "Nominal",
+    "Payload",
+    "RoughTerrain",
+    "Scheduled",
+    "Sensing",
+    "Shift",
+    "Slippery",
+    "of_severity",
+]
 
 
 class Observer:
-    """Sensors of n robots: adds the noise. `reset(i, rng)` starts robot i's episode; `observe` must be called once a tick."""
+    """Sensors of n robots: adds the noise. `reset(i, rng)` starts robot i's episode; `observe` must be called once a
+    tick."""
 
     def __init__(self, task: Any, n: int):
         self.task, self.n = task, n
@@ -51,6 +63,7 @@ class Shift:
         """Writes the shift at `fraction` of its size into a model that holds nominal values."""
 
     def observer(self, task: Any, n: int) -> Observer:
+        """The sensors of n robots under this shift."""
         return Observer(task, n)
 
     def scaled(self, fraction: float) -> Shift:
@@ -92,7 +105,8 @@ class RoughTerrain(Shift):
 
 @dataclass(frozen=True)
 class Slippery(Shift):
-    """Sliding friction of the ground (nominal 0.6). The floor's own value counts: it has priority, and G1's contact pairs are rewritten."""
+    """Sliding friction of the ground (nominal 0.6). The floor's own value counts: it has priority, and G1's contact
+    pairs are rewritten."""
 
     friction: float = 0.2
 
@@ -111,7 +125,8 @@ class Slippery(Shift):
 
 @dataclass(frozen=True)
 class Payload(Shift):
-    """A point mass of `kg` fixed to a body: `on` "trunk" (the torso of G1) at `at` in the trunk's frame, or "calf" (front right)."""
+    """A point mass of `kg` fixed to a body: `on` "trunk" (the torso of G1) at `at` in the trunk's frame, or "calf"
+    (front right)."""
 
     kg: float = 4.0
     on: str = "trunk"
@@ -162,7 +177,8 @@ def add_point_mass(model: mujoco.MjModel, body: int, kg: float, at: np.ndarray) 
 class Sensing(Shift):
     """Worse sensors: noise times `noise`, constant biases, held samples, delay.
 
-    Biases keep their size and take a random sign per axis and robot. With probability `dropout` a tick repeats the previous sensor
+    Biases keep their size and take a random sign per axis and robot. With probability `dropout` a tick repeats the
+    previous sensor
     reading; `delay` ticks old readings are given. Command and last action are known on board: neither is degraded.
     """
 
@@ -180,9 +196,11 @@ class Sensing(Shift):
         check_int(self.delay, "delay", minimum=0, maximum=50)
 
     def observer(self, task: Any, n: int) -> Observer:
+        """The sensors of n robots under this shift."""
         return _WorseSensors(task, n, self)
 
     def scaled(self, fraction: float) -> Sensing:
+        """The same shift at a fraction of its size."""
         noise = 1 + fraction * (self.noise - 1)
         return Sensing(
             noise,
@@ -236,16 +254,20 @@ class Combined(Shift):
 
     @property
     def terrain(self) -> str:  # type: ignore[override]
+        """The ground that the parts need."""
         return "rough" if any(p.terrain == "rough" for p in self.parts) else "flat"
 
     def _change(self, model: mujoco.MjModel, fraction: float) -> None:
+        """Ground the shift needs."""
         for part in self.parts:
             part._change(model, fraction)
 
     def observer(self, task: Any, n: int) -> Observer:
+        """The sensors of n robots under this shift."""
         return next((p.observer(task, n) for p in self.parts if isinstance(p, Sensing)), Observer(task, n))
 
     def scaled(self, fraction: float) -> Combined:
+        """The same shift at a fraction of its size."""
         return Combined(tuple(p.scaled(fraction) for p in self.parts))
 
 
@@ -264,9 +286,11 @@ class Scheduled(Shift):
 
     @property
     def terrain(self) -> str:  # type: ignore[override]
+        """The ground that the parts need."""
         return self.shift.terrain
 
     def fraction(self, tick: int) -> float:
+        """Ground the shift needs."""
         """Share of the full shift at this tick (50 ticks a second)."""
         seconds = tick * 0.02 - self.onset
         if seconds < 0:
@@ -274,6 +298,7 @@ class Scheduled(Shift):
         return 1.0 if self.ramp == 0 else min(1.0, seconds / self.ramp)
 
     def apply(self, nominal: mujoco.MjModel, tick: int = 0, into: mujoco.MjModel | None = None) -> mujoco.MjModel:
+        """See `Shift.apply`."""
         if into is not None and tick > 0 and self.fraction(tick) == self.fraction(tick - 1):
             return into
         model = _fresh(nominal, into)
@@ -282,6 +307,7 @@ class Scheduled(Shift):
         return model
 
     def observer(self, task: Any, n: int) -> Observer:
+        """The sensors of n robots under this shift."""
         return _ScheduledSensors(task, n, self)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 
 def write_bytes(path: Path, data: bytes) -> None:
+    """Atomic write."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with open(temporary, "wb") as handle:
         handle.write(data)
@@ -30,7 +31,8 @@ def save_tree(path: Path, tree: Any, extra: dict[str, Any] | None = None) -> Non
 
 
 def load_tree(path: Path, like: Any) -> tuple[Any, dict[str, Any]]:
-    """Reads what `save_tree` wrote into the structure of `like`; ValueError when a leaf is missing or has another shape."""
+    """Reads what `save_tree` wrote into the structure of `like`; ValueError when a leaf is missing or has another
+    shape."""
     with np.load(path, allow_pickle=False) as file:
         extra = json.loads(file["__extra__"].tobytes())
         flat, structure = jax.tree_util.tree_flatten_with_path(like)
@@ -49,7 +51,8 @@ def load_tree(path: Path, like: Any) -> tuple[Any, dict[str, Any]]:
 def claim_config(path: Path, config: dict[str, Any], free: tuple[str, ...] = (), changed_at: int | None = None) -> None:
     """Writes a run's configuration, or checks it against the one already there.
 
-    Settings outside `free` may change only where `changed_at` (an iteration) is given; the file then lists the change under `changes`.
+    Settings outside `free` may change only where `changed_at` (an iteration) is given; the file then lists the change
+    under `changes`.
     """
     history: list[dict[str, Any]] = []
     if path.exists():
@@ -72,6 +75,7 @@ def claim_config(path: Path, config: dict[str, Any], free: tuple[str, ...] = (),
 
 
 def append_jsonl(path: Path, row: dict[str, Any]) -> None:
+    """One row at the end of the file."""
     with open(path, "a") as handle:
         handle.write(json.dumps(row) + "\n")
 

@@ -1,13 +1,15 @@
 """Playground's joystick tasks in NumPy, for a batch of robots: observation, reward terms, commands.
 
-Every formula follows MuJoCo Playground 0.2.0 (`locomotion/go1/joystick.py`, `locomotion/g1/joystick.py`), including the order in which a
-tick updates its memory; the tests compare term by term with Playground and with envpool. Arrays have a leading robot axis n.
+Every formula follows MuJoCo Playground 0.2.0 (`locomotion/go1/joystick.py`, `locomotion/g1/joystick.py`), including
+the order in which a
+tick updates its memory; the tests compare term by term with Playground and with envpool. Arrays have a leading robot
+axis n.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import mujoco
 import numpy as np
@@ -39,7 +41,7 @@ class Task:
     action_scale = 0.5
     sim_dt: float
     feet: tuple[str, ...]
-    weights: dict[str, float]
+    weights: ClassVar[dict[str, float]]
     command_scale: np.ndarray
     clip_reward: bool
     fields: tuple[str, ...]
@@ -51,7 +53,6 @@ class Task:
         self.nu = model.nu
         self.feet_site = np.array([model.site(f).id for f in self.feet])
         self.foot_velocity = np.array([self._slice(f"{f}_global_linvel") for f in self.feet])
-        self.weights = dict(self.weights)
         widths = {"linvel": 3, "gyro": 3, "gravity": 3, "joint_pos": self.nu, "joint_vel": self.nu}
         widths |= {"last_act": self.nu, "command": 3, "phase": 4}
         self.slices, at = {}, 0
@@ -68,6 +69,7 @@ class Task:
         return np.arange(s.adr[0], s.adr[0] + s.dim[0])
 
     def new_memory(self, n: int) -> dict[str, np.ndarray]:
+        """What the task remembers between ticks, zeros."""
         feet = len(self.feet)
         return {
             "last_act": np.zeros((n, self.nu)),
@@ -90,17 +92,21 @@ class Task:
         raise NotImplementedError
 
     def sense(self, p: Physics, memory: dict[str, np.ndarray]) -> np.ndarray:
+        """Clean observation (n, d)."""
         raise NotImplementedError
 
     def terms(
         self, p: Physics, action: np.ndarray, memory: dict[str, np.ndarray], contact: np.ndarray
     ) -> dict[str, np.ndarray]:
+        """Reward terms by name, unweighted, (n,) each."""
         raise NotImplementedError
 
     def fallen(self, p: Physics) -> np.ndarray:
+        """Robots whose episode ends by a fall, (n,)."""
         raise NotImplementedError
 
     def contact(self, p: Physics) -> np.ndarray:
+        """Feet that touch the ground, (n, feet)."""
         return p.sensors[:, self._found] > 0
 
 
@@ -114,7 +120,7 @@ class QuadrupedTask(Task):
     command_keep = np.array([0.9, 0.25, 0.5])
     clip_reward = True
     sigma, foot_height = 0.25, 0.1
-    weights = {
+    weights: ClassVar[dict[str, float]] = {
         "tracking_lin_vel": 1.0, "tracking_ang_vel": 0.5, "lin_vel_z": -0.5, "ang_vel_xy": -0.05, "orientation": -5.0,
         "dof_pos_limits": -1.0, "pose": 0.5, "termination": -1.0, "stand_still": -1.0, "torques": -2e-4, "action_rate": -0.01,
         "energy": -1e-3, "feet_clearance": -2.0, "feet_height": -0.2, "feet_slip": -0.1, "feet_air_time": 0.1,
@@ -130,28 +136,33 @@ class QuadrupedTask(Task):
         self._found = np.array([self._slice(f"{f}_floor_found")[0] for f in self.feet])
 
     def begin(self, rng: np.random.Generator) -> tuple[dict[str, Any], np.ndarray]:
-        until = int(round(rng.exponential() * 5.0 / DT))
+        """See `Task.begin`."""
+        until = round(rng.exponential() * 5.0 / DT)
         return {"command": rng.uniform(-1, 1, 3) * self.command_scale, "until": until}, np.ones(self.nu)
 
     def advance(self, memory: dict[str, np.ndarray], i: int, rng: np.random.Generator) -> None:
+        """See `Task.advance`."""
         memory["until"][i] -= 1
         if memory["until"][i] <= 0:
             new = rng.uniform(-1, 1, 3) * self.command_scale * (rng.random(3) < self.command_keep)
             change = rng.random(3) < 0.5
             memory["command"][i] = np.where(change, new, memory["command"][i])
-            memory["until"][i] = int(round(rng.exponential() * 5.0 / DT))
+            memory["until"][i] = round(rng.exponential() * 5.0 / DT)
 
     def sense(self, p: Physics, memory: dict[str, np.ndarray]) -> np.ndarray:
+        """Clean observation (n, d)."""
         s = p.sensors
         parts = (s[:, self._linvel], s[:, self._gyro], -p.imu_z, p.qpos[:, 7:] - self.default, p.qvel[:, 6:])
         return np.concatenate([*parts, memory["last_act"], memory["command"]], axis=1)
 
     def fallen(self, p: Physics) -> np.ndarray:
+        """Robots whose episode ends by a fall, (n,)."""
         return p.sensors[:, self._up[2]] < 0.0
 
     def terms(
         self, p: Physics, action: np.ndarray, memory: dict[str, np.ndarray], contact: np.ndarray
     ) -> dict[str, np.ndarray]:
+        """Reward terms by name, unweighted, (n,) each."""
         s, q, command = p.sensors, p.qpos[:, 7:], memory["command"]
         first = (memory["air_time"] > 0) & (contact | memory["last_contact"])
         air = memory["air_time"] + DT
@@ -202,9 +213,10 @@ class HumanoidTask(Task):
     clip_reward = False
     sigma, foot_height, max_force = 0.25, 0.15, 500.0
     #: the terms with a non-zero weight; Playground computes a dozen more and multiplies them by zero
-    weights = {
+    weights: ClassVar[dict[str, float]] = {
         "tracking_lin_vel": 1.0, "tracking_ang_vel": 0.75, "ang_vel_xy": -0.15, "orientation": -2.0, "feet_air_time": 2.0,
-        "feet_slip": -0.25, "feet_phase": 1.0, "stand_still": -1.0, "termination": -100.0, "collision": -0.1, "contact_force": -0.01,
+        "feet_slip": -0.25, "feet_phase": 1.0, "stand_still": -1.0, "termination": -100.0, "collision": -0.1,
+        "contact_force": -0.01,
         "joint_deviation_knee": -0.1, "joint_deviation_hip": -0.25, "dof_pos_limits": -1.0, "pose": -0.1,
     }  # fmt: skip
 
@@ -232,6 +244,7 @@ class HumanoidTask(Task):
         self._knees = np.array([joint(f"{s}_knee") for s in ("left", "right")])
 
     def new_memory(self, n: int) -> dict[str, np.ndarray]:
+        """What the task remembers between ticks, zeros."""
         return super().new_memory(n) | {"phase": np.zeros((n, 2)), "phase_dt": np.zeros(n)}
 
     def _command(self, rng: np.random.Generator) -> np.ndarray:
@@ -239,10 +252,12 @@ class HumanoidTask(Task):
         return command * (rng.random() >= 0.1)
 
     def begin(self, rng: np.random.Generator) -> tuple[dict[str, Any], np.ndarray]:
+        """See `Task.begin`."""
         first = {"phase": np.array([0.0, np.pi]), "phase_dt": 2 * np.pi * DT * rng.uniform(1.25, 1.5)}
         return first | {"command": self._command(rng), "until": 501}, rng.uniform(0.5, 1.5, self.nu)
 
     def advance(self, memory: dict[str, np.ndarray], i: int, rng: np.random.Generator) -> None:
+        """See `Task.advance`."""
         phase = memory["phase"][i] + memory["phase_dt"][i]
         memory["phase"][i] = np.fmod(phase + np.pi, 2 * np.pi) - np.pi
         memory["until"][i] -= 1
@@ -250,6 +265,7 @@ class HumanoidTask(Task):
             memory["command"][i], memory["until"][i] = self._command(rng), 501
 
     def sense(self, p: Physics, memory: dict[str, np.ndarray]) -> np.ndarray:
+        """Clean observation (n, d)."""
         s, phase = p.sensors, memory["phase"]
         parts = (
             s[:, self._linvel],
@@ -262,11 +278,13 @@ class HumanoidTask(Task):
         return np.concatenate([*parts, memory["last_act"], np.cos(phase), np.sin(phase)], axis=1)
 
     def fallen(self, p: Physics) -> np.ndarray:
+        """Robots whose episode ends by a fall, (n,)."""
         return (p.sensors[:, self._up[2]] < 0.0) | (p.sensors[:, self._crossed] > 0).any(1)
 
     def terms(
         self, p: Physics, action: np.ndarray, memory: dict[str, np.ndarray], contact: np.ndarray
     ) -> dict[str, np.ndarray]:
+        """Reward terms by name, unweighted, (n,) each."""
         s, q, command = p.sensors, p.qpos[:, 7:], memory["command"]
         offset = q - self.default
         first = (memory["air_time"] > 0) & (contact | memory["last_contact"])
@@ -297,11 +315,13 @@ class HumanoidTask(Task):
 
 
 def _swing_height(x: np.ndarray, top: float) -> np.ndarray:
-    """Desired foot height over a gait cycle x in [0, 1]: up in the first half, down in the second, both as a cubic Bezier."""
+    """Desired foot height over a gait cycle x in [0, 1]: up in the first half, down in the second, both as a cubic
+    Bezier."""
     up, down = 2 * x, 2 * x - 1
     ease = lambda u: u**3 + 3 * u**2 * (1 - u)  # noqa: E731
     return np.where(x <= 0.5, top * ease(up), top - top * ease(down))
 
 
 def task_of(robot: str, model: mujoco.MjModel) -> Task:
+    """The joystick task of a robot."""
     return {"go1": Go1Task, "go2": Go2Task, "g1": HumanoidTask}[robot](model)

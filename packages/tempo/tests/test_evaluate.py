@@ -1,0 +1,118 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from neurips26 import tempo
+from neurips26.tempo import TestTimeAdapter, cli, critic, gates, ppo, shifts, storage
+from neurips26.tempo.evaluate import rollout
+
+SMALL = dict(batch_size=4, update_every=2, warmup=4, memory=tempo.ScoreMemory(16))
+
+
+def test_lockstep_robots_equal_single_adapters(ckpt):
+    run = rollout(ckpt, "tempo", shifts.Nominal(), [5, 6], ticks=12, lr=1e-3, **SMALL)
+    for i, seed in enumerate((5, 6)):
+        env = tempo.JoystickEnv("go1", seed=seed, episode_length=12)
+        adapter = TestTimeAdapter(ckpt, seed=seed, lr=1e-3, **SMALL)
+        obs, _ = env.reset()
+        rewards, values = [], []
+        for _ in range(12):
+            action, info = adapter.step(obs)
+            obs, reward, *_ = env.step(action)
+            rewards.append(reward)
+            values.append(info["q"])
+        np.testing.assert_allclose(run.q[0, :, i], values, atol=2e-4)
+        np.testing.assert_allclose(run.reward[0, :, i], rewards, atol=1e-4)
+
+
+def test_frozen_runs_repeat_and_realised_returns_are_discounted_sums(ckpt):
+    a = rollout(ckpt, "none", shifts.Nominal(), [1, 2, 3], ticks=20)
+    b = rollout(ckpt, "none", shifts.Nominal(), [1, 2, 3], ticks=20)
+    np.testing.assert_array_equal(a.reward, b.reward)
+    assert a.drift.max() == 0
+    expected = sum(0.9**k * a.reward[0, 4 + k, 1] for k in range(5))
+    assert a.realised(0.9, 5)[0, 4, 1] == pytest.approx(float(expected), rel=1e-5)
+    np.testing.assert_allclose(a.returns(), a.reward.sum((0, 1)) * 50, rtol=1e-5)
+
+
+def test_zero_action_stands_and_the_table_pairs_it(ckpt):
+    table = tempo.evaluate(ckpt, ("nominal",), ("none", "zero"), range(3), ticks=60, episodes=1)
+    rows = {r["method"]: r for r in table.rows}
+    assert rows["zero"]["falls"] == 0 and rows["zero"]["return"] > 5 and rows["none"]["gain"] == 0
+    text = str(table)
+    assert "zero" in text and "95 % interval" in text
+    with pytest.raises(ValueError, match="methods"):
+        tempo.evaluate(ckpt, ("nominal",), ("best",), range(2))
+
+
+def test_calibration_regresses_the_command_out(ckpt):
+    """A critic that knows the command alone has no correlation left."""
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(130, 8, 48)).astype(np.float32)
+    seen = {"obs": obs, "action": np.zeros((130, 8, 12), np.float32), "active": np.ones((130, 8), bool)}
+    seen["reward"] = np.tile(np.abs(obs[:1, :, 45]) * 0.01, (130, 1))
+    result = gates.calibration(ckpt, seen)
+    assert set(result) >= {"pearson", "bias", "end_mass", "q_std"} and abs(result["pearson"]) < 0.3
+    assert gates.greedy_gain(ckpt, obs[0]) >= 0
+
+
+def test_status_follows_the_gates():
+    passed = dict.fromkeys(("K1", "K2", "K3", "K4"), True)
+    k1 = {"tracking": 0.7, "margin_low": 6.0, "angular": 0.4, "margin": 7.0}
+    assert gates.status_of({"K1": k1, "passed": passed}) == "walks; gates passed"
+    assert gates.status_of({"K1": k1, "passed": passed | {"K2": False}}) == "walks; K2 failed"
+    low = k1 | {"tracking": 0.27, "margin_low": 0.5, "margin": 1.0}
+    assert gates.status_of({"K1": low, "passed": passed | {"K1": False}}).startswith("stands and turns")
+
+
+def test_reflection_is_its_own_inverse_and_generalised_advantages_are_sums():
+    for order, sign in ppo.symmetry("Go1JoystickFlatTerrain").values():
+        x = np.random.default_rng(0).normal(size=len(order))
+        np.testing.assert_array_equal((x[order] * sign)[order] * sign, x)
+    one = jnp.ones((3, 1))
+    adv = ppo.gae(one, 0 * one, 0 * one, jnp.array([[0.0], [1.0], [0.0]]), 0.5, 0.5)
+    np.testing.assert_allclose(adv[:, 0], [1.25, 1.0, 1.0])
+
+
+@pytest.mark.slow
+def test_ppo_resumes_exactly(tmp_path):
+    pytest.importorskip("envpool")
+    cfg = ppo.PPOConfig(num_envs=4, unroll=8, segment=2, total_steps=4 * 8 * 4, actor_hidden=(8,), value_hidden=(8,))
+    ppo.train(cfg, tmp_path / "a", verbose=False)
+    ppo.train(cfg, tmp_path / "b", max_segments=1, verbose=False)
+    ppo.train(cfg, tmp_path / "b", verbose=False)
+    with np.load(tmp_path / "a" / "checkpoint.npz") as a, np.load(tmp_path / "b" / "checkpoint.npz") as b:
+        assert all(np.array_equal(a[k], b[k]) for k in a.files)
+    rows = [(tmp_path / d / "metrics.jsonl").read_text().count("\n") for d in "ab"]
+    assert rows[0] == rows[1] == 2
+    with pytest.raises(ValueError, match="other settings of lr"):
+        ppo.train(ppo.PPOConfig(**(vars(cfg) | {"lr": 0.1})), tmp_path / "a", verbose=False)
+
+
+@pytest.mark.slow
+def test_critic_fit_resumes_and_separates_falls(ckpt, tmp_path):
+    cfg = critic.CriticConfig(robots=2, ticks=30, rounds=2, updates=10, batch=8, width=8)
+    whole = critic.fit(ckpt.actor, "mlp", ckpt.mean, ckpt.std, cfg, tmp_path / "a", {})
+    short = critic.CriticConfig(**(vars(cfg) | {"rounds": 1}))
+    critic.fit(ckpt.actor, "mlp", ckpt.mean, ckpt.std, short, tmp_path / "b", {})
+    again = critic.fit(ckpt.actor, "mlp", ckpt.mean, ckpt.std, cfg, tmp_path / "b", {})
+    assert whole.digest() == again.digest()
+
+
+def test_tree_files_name_what_is_wrong(tmp_path):
+    storage.save_tree(tmp_path / "t.npz", {"a": np.ones(3)}, {"n": 1})
+    tree, extra = storage.load_tree(tmp_path / "t.npz", {"a": np.zeros(3)})
+    assert extra == {"n": 1} and np.array_equal(tree["a"], np.ones(3))
+    with pytest.raises(ValueError, match="shape"):
+        storage.load_tree(tmp_path / "t.npz", {"a": np.zeros(4)})
+    with pytest.raises(ValueError, match="missing"):
+        storage.load_tree(tmp_path / "t.npz", {"b": np.zeros(3)})
+
+
+def test_command_line(capsys):
+    assert cli.main(["shifts"]) == 0 and "Slippery(friction=0.1)" in capsys.readouterr().out
+    assert cli.main(["assets", "--robots", "go2"]) == 0 and "15.21 kg" in capsys.readouterr().out
+    assert cli.main(["eval", "--shift", "payload", "--robots", "2", "--ticks", "20", "--methods", "none", "zero"]) == 0
+    out = capsys.readouterr().out
+    assert "nominal" in out and "payload" in out and "checkpoint:" in out
+    assert cli.main(["adapt", "--robot", "g1"]) == 2 and "go1-joystick" in capsys.readouterr().out
