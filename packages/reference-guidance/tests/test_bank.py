@@ -1,0 +1,152 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from neurips26.reference_guidance import (
+    BankCorruptError,
+    BankMismatchError,
+    EmptyBankError,
+    ImageError,
+    ReferenceBank,
+    ReferenceMeanGuidance,
+    UnknownLayoutError,
+)
+from neurips26.reference_guidance.cli import main
+from neurips26.reference_guidance.images import fit_image, open_image
+from neurips26.reference_guidance.layouts import layout_for
+from neurips26.reference_guidance.tiny import tiny_pipeline
+
+
+def bank(m=4, seed=0, **fields):
+    return ReferenceBank.from_latents(torch.randn(m, 3, 2, generator=torch.Generator().manual_seed(seed)), **fields)
+
+
+def test_round_trip(tmp_path):
+    one = bank(labels=["a", "b", "a", "c"], weights=torch.tensor([1.0, 2, 3, 4]), provenance={"x": 1})
+    two = ReferenceBank.load(one.save(tmp_path / "b.safetensors"))
+    assert torch.equal(one.latents, two.latents) and two.labels == one.labels and two.provenance == {"x": 1}
+    torch.testing.assert_close(two.weights, torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64))
+
+
+def test_half_written_and_altered_files(tmp_path):
+    path = bank().save(tmp_path / "b.safetensors")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    with pytest.raises(BankCorruptError, match="truncated"):
+        ReferenceBank.load(path)
+    head = 8 + int.from_bytes(whole[:8], "little")
+    flipped = bytearray(whole)
+    for i in range(head, len(flipped)):
+        flipped[i] ^= 1
+    path.write_bytes(bytes(flipped))
+    with pytest.raises((BankCorruptError, ValueError)):
+        ReferenceBank.load(path)
+    path.write_text("not a bank")
+    with pytest.raises(BankCorruptError):
+        ReferenceBank.load(path)
+
+
+def test_mix_subset_concat():
+    a, b = bank(seed=1, labels=["a"] * 4), bank(seed=2, labels=["b"] * 4)
+    for fraction, ones in ((0.0, 0), (0.25, 1), (0.5, 2), (1.0, 4)):
+        mixed = a.mix(b, fraction)
+        assert mixed.labels.count("b") == ones and len(mixed) == 4
+    assert torch.equal(a.concat(b).subset("b").latents, b.latents)
+    weighted = a.with_weights([1.0, 0.0, 0.0, 1.0]).concat(b)
+    torch.testing.assert_close(weighted.weights.sum(), torch.tensor(1.0, dtype=torch.float64))
+    torch.testing.assert_close(weighted.weights[0] / weighted.weights[4], torch.tensor(2.0, dtype=torch.float64))
+    index, distance = a.nearest(a.latents + 0.01)
+    assert index.tolist() == [0, 1, 2, 3]
+    torch.testing.assert_close(distance, torch.full((4,), 0.01, dtype=torch.float64), rtol=1e-3, atol=1e-6)
+
+
+def test_bad_banks():
+    with pytest.raises(EmptyBankError):
+        ReferenceBank.from_latents(torch.zeros(0, 3))
+    with pytest.raises(EmptyBankError):
+        bank().subset("missing")
+    with pytest.raises(ValueError, match=r"got nan in reference 1 .* at \(0, 1\)"):
+        x = torch.zeros(2, 3, 2)
+        x[1, 0, 1] = float("nan")
+        ReferenceBank.from_latents(x, names=["p.png", "q.png"])
+    with pytest.raises(ValueError, match="weights"):
+        bank().with_weights([1.0, -1.0, 1.0, 1.0])
+    with pytest.raises(BankMismatchError):
+        bank().concat(ReferenceBank.from_latents(torch.zeros(2, 5)))
+    with pytest.raises(ValueError, match="fraction"):
+        bank().mix(bank(), 1.5)
+
+
+def test_bad_guidance():
+    for wrong, name in (
+        ({"strength": float("nan")}, "strength"), ({"window": (0.9, 0.1)}, "window: expected start <= end"), ({"topk": 0}, "topk"),
+        ({"schedule": "belll"}, "did you mean 'bell'"), ({"metric": "cosine"}, "metric"), ({"time": "steps"}, "time"),
+        ({"temperature": 0.0}, "temperature"), ({"mode": "x"}, "mode"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=name):
+            ReferenceMeanGuidance(bank(), **wrong)
+    assert ReferenceMeanGuidance(bank(), topk=99).topk == 4
+    assert ReferenceMeanGuidance(bank(), strength=2.0).strength == 2.0  # extrapolation is allowed
+
+
+def test_every_kind_of_image(tmp_path):
+    grey = Image.new("L", (8, 6), 100)
+    assert open_image(grey).getpixel((0, 0)) == (100, 100, 100)
+    assert open_image(Image.new("RGBA", (8, 6), (200, 0, 0, 0))).getpixel((0, 0)) == (0, 0, 0)
+    assert open_image(Image.new("CMYK", (8, 6), (0, 0, 0, 0))).getpixel((0, 0)) == (255, 255, 255)
+    deep = Image.fromarray(np.full((6, 8), 257 * 77, dtype=np.uint16))
+    assert open_image(deep).getpixel((0, 0)) == (77, 77, 77)
+    rotated = Image.new("RGB", (8, 6))
+    exif = rotated.getexif()
+    exif[0x0112] = 6
+    rotated.save(tmp_path / "r.jpg", exif=exif)
+    assert open_image(tmp_path / "r.jpg").size == (6, 8)
+    fitted = np.asarray(fit_image(Image.new("RGB", (10, 10), (255, 255, 255)), 10, 20, "contain"))
+    assert fitted[:, :5].max() == 0 and fitted[:, 5:15].min() == 255
+    with pytest.raises(ImageError, match=r"got nan at \(1, 2, 0\)"):
+        x = np.zeros((4, 4, 3))
+        x[1, 2, 0] = np.nan
+        open_image(x)
+
+
+def test_unreadable_images_and_resuming(tmp_path):
+    pipe = tiny_pipeline("sd3")
+    for i in range(6):
+        Image.new("RGB", (40, 30), (i * 40, 10, 20)).save(tmp_path / f"{i}.png")
+    (tmp_path / "6.png").write_bytes(b"nothing")
+    with pytest.raises(ImageError, match=r"6\.png"):
+        ReferenceBank.from_images(pipe, tmp_path, 32, 32)
+    made = ReferenceBank.from_images(pipe, tmp_path, 33, 47, on_error="skip", cache=tmp_path / "parts")
+    assert len(made) == 6 and len(made.provenance["skipped"]) == 1 and made.size == (32, 44)
+    parts = sorted((tmp_path / "parts").iterdir())
+    assert len(parts) == 2
+    parts[0].unlink()  # as if interrupted there
+    encode, seen = pipe.vae.encode, []
+    pipe.vae.encode = lambda x: (seen.append(len(x)), encode(x))[1]
+    again = ReferenceBank.from_images(pipe, tmp_path, 33, 47, on_error="skip", cache=tmp_path / "parts")
+    assert len(seen) == 1 and torch.equal(again.latents, made.latents)
+    with pytest.raises(EmptyBankError):
+        ReferenceBank.from_images(pipe, [], 32, 32)
+
+
+def test_unknown_pipeline():
+    with pytest.raises(UnknownLayoutError, match="Flux2KleinPipeline"):
+        layout_for(object())
+
+
+def test_command_line(tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    for i in range(3):
+        Image.new("RGB", (40, 30), (i * 40, 10, 20)).save(tmp_path / "in" / f"{i}.png")
+    path = str(tmp_path / "b.safetensors")
+    size = ["--height", "32", "--width", "32"]
+    assert main(["bank-build", "--pipe", "tiny:sd3", "--images", str(tmp_path / "in"), "--out", path, *size]) == 0
+    assert main(["bank-info", "--bank", path]) == 0
+    generate = ["generate", "--pipe", "tiny:sd3", "--bank", path, "--out", str(tmp_path / "run"), "--steps", "3"]
+    assert main(generate) == 0 and (tmp_path / "run" / "guided.png").exists()
+    capsys.readouterr()
+    assert main(["released", "pink-elephant"]) == 0
+    assert '"strength": 0.5' in capsys.readouterr().out
+    assert main(["released", "nothing"]) == 2
+    assert "error: name" in capsys.readouterr().err
