@@ -145,7 +145,8 @@ def test_terminal_observation_truncation_and_gymnasium_rules():
         env.step(np.zeros(11))
 
 
-def test_a_simulation_that_blows_up_is_no_fall():
+def test_a_simulation_that_blows_up_is_no_fall(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MuJoCo leaves a log in the working directory
     env = runtime.make("Go1JoystickFlatTerrain")
     env.reset(seed=0)
     env.runtime.data[0].qvel[6:] = 1e12
