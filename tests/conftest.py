@@ -1,9 +1,9 @@
 """What the tests of the whole house share: the members, a usable uv, and files of theirs read once."""
 
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,13 +39,22 @@ def projects() -> dict[str, dict]:
 
 
 @pytest.fixture
-def neurips26():
-    """Run the command as a user does, in a process of its own."""
+def neurips26(capsys, monkeypatch):
+    """Run the command in this process (the papers are imported once for all tests) and return status, output and errors."""
+    from rich.console import Console
 
-    def run(*arguments, **more):
-        env = common.environment() | {"NO_COLOR": "1", "COLUMNS": "200"} | more.pop("env", {})
-        command = [sys.executable, "-m", "neurips26.shared.cli", *arguments]
-        return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300, **more)
+    from neurips26.shared import cli
+
+    monkeypatch.setattr(cli, "out", Console(width=200, no_color=True))
+    monkeypatch.setattr(cli, "err", Console(stderr=True, width=200, no_color=True))
+
+    def run(*arguments):
+        try:
+            code = cli.main(list(arguments))
+        except SystemExit as stop:  # how tyro ends after --help and after a mistake
+            code = 0 if stop.code is None else stop.code
+        said = capsys.readouterr()
+        return SimpleNamespace(returncode=code, stdout=said.out, stderr=said.err)
 
     return run
 

@@ -65,6 +65,14 @@ def test_paper_refuses_an_unknown_verb_without_a_traceback(neurips26, slug):
     assert "Traceback" not in done.stderr
 
 
+def test_command_in_a_process_of_its_own():
+    command = [sys.executable, "-m", "neurips26.shared.cli", "run", "no-such-paper"]
+    done = subprocess.run(command, env=common.environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: paper: expected the slug")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
