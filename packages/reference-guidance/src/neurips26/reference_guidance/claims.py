@@ -189,7 +189,7 @@ def _flow(ctx: Context, seed: int) -> tuple[int, int]:
 )  # fmt: skip
 def digits_control(ctx: Context) -> Measurement:
     """Quadratic schedule, strength 2, top 4 of 20, released distance."""
-    n = 8 if ctx.tier == "quick" else 16
+    n = 4 if ctx.tier == "quick" else 16
     rows = _rows(ctx, ctx.seeds(5), lambda s: _once("digit_control", s, *_swap(_flow(ctx, s), n)))
     paths = [ctx.figure("digits-contact-sheet.png"), ctx.figure("digits-steps.png"), ctx.figure("digits-strength.png")]
     flow, steps = _flow(ctx, ctx.seeds(1)[0])
@@ -213,7 +213,7 @@ def _swap(flow: tuple[int, int], n: int) -> tuple[int, int, int]:
 )  # fmt: skip
 def digits_not_copied(ctx: Context) -> Measurement:
     """Copy check of the same samples."""
-    n = 8 if ctx.tier == "quick" else 16
+    n = 4 if ctx.tier == "quick" else 16
     rows = _rows(ctx, ctx.seeds(5), lambda s: _once("digit_control", s, *_swap(_flow(ctx, s), n)))
     held = _series(rows, "held out", "copy")
     ours = _series(rows, "quadratic 2", "copy")

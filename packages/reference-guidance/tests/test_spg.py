@@ -1,0 +1,179 @@
+import pytest
+import torch
+
+from neurips26.reference_guidance import (
+    SPG,
+    BankMismatchError,
+    CheckpointError,
+    DiTMean,
+    EmptyBankError,
+    ReferenceBank,
+    SparseLabelSteering,
+    SPGConfig,
+    SPGPipeline,
+    SPGTrainer,
+)
+from neurips26.reference_guidance.spg import euler_sample, patchify, unpatchify
+from neurips26.reference_guidance.spg_train import TrainConfig, keep_mask, spg_loss
+
+SIZES = SPGConfig(4, 8, 8, 2, 32, 2, 2, 4, 32)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    m = SPG.from_sizes(SIZES).eval()
+    with torch.no_grad():
+        for p in m.parameters():
+            p.add_(0.05 * torch.randn_like(p))  # away from the zero initialisation
+    return m
+
+
+def data(n, seed=0):
+    return torch.randn(n, 4, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def test_patches():
+    x = data(2)
+    tokens = patchify(x, 2)
+    assert tokens.shape == (2, 16, 16)
+    torch.testing.assert_close(tokens[0, 1], x[0, :, 0:2, 2:4].flatten())
+    assert torch.equal(unpatchify(tokens, 2, (4, 4)), x)
+
+
+def test_anchor_is_a_convex_combination_patch_by_patch(model):
+    x, refs, t = data(3), data(9, 1), torch.tensor([0.1, 0.5, 0.9])
+    out = model(x, t, refs)
+    low, high = refs.amin(0), refs.amax(0)
+    assert (out.retrieved >= low - 1e-5).all() and (out.retrieved <= high + 1e-5).all()
+    torch.testing.assert_close(model(x, t, refs.flip(0)).mean, out.mean, rtol=1e-4, atol=1e-5)
+    other = refs.clone()
+    other[:, :, :2, :2] += 5.0  # only the first patch of the references changes
+    changed = (model(x, t, other).retrieved - out.retrieved).abs().amax((0, 1))
+    assert changed[:2, :2].min() > 0.1 and changed[2:].max() == 0 and changed[:, 2:].max() == 0
+
+
+def test_cached_and_chunked_equal_dense(model):
+    x, refs, t = data(3), data(9, 1), torch.tensor([0.1, 0.5, 0.9])
+    dense = model(x, t, refs).mean
+    assert torch.equal(model(x, t, model.anchor.cache(refs)).mean, dense)
+    small = SPG.from_sizes(SPGConfig(**{**vars(SIZES), "chunk": 2})).eval()
+    small.load_state_dict(model.state_dict())
+    mask = torch.rand(3, 9, generator=torch.Generator().manual_seed(3)) < 0.5
+    mask[:, :2] = False
+    mask[:, 5] = True
+    torch.testing.assert_close(small(x, t, refs, mask).mean, model(x, t, refs, mask).mean, rtol=1e-5, atol=1e-6)
+
+
+def test_masked_reference_has_no_gradient(model):
+    x, refs, t = data(2), data(5, 1).requires_grad_(), torch.tensor([0.3, 0.6])
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    mask[:, 3] = False
+    model(x, t, refs, mask).mean.square().sum().backward()
+    assert refs.grad[3].abs().max() == 0 and refs.grad[2].abs().max() > 0
+
+
+def test_start_of_training():
+    m = SPG.from_sizes(SIZES)
+    x, refs, t = data(3), data(9, 1), torch.tensor([1e-3, 0.5, 1 - 1e-3])
+    out = m(x, t, refs)
+    assert out.residual.abs().max() == 0
+    torch.testing.assert_close(out.mean, 0.5 * x + 0.5 * out.retrieved)
+    assert torch.isfinite(spg_loss(out, data(3, 2), t))
+    fixed = SPG.from_sizes(SPGConfig(**{**vars(SIZES), "gate": "fixed"}))
+    out = fixed(x, torch.full((3,), 0.25), refs)
+    torch.testing.assert_close(out.base, 0.25 * x + 0.75 * out.retrieved)
+
+
+def test_loss_values():
+    target, t = torch.zeros(2, 1, 1, 1), torch.tensor([0.0, 0.6])
+    # mean of 4 / 1 and 4 / 0.64
+    assert float(spg_loss(2 + target, target, t)) == pytest.approx((4 + 4 / 0.64) / 2)
+
+
+def test_self_mask_and_dropout():
+    g = torch.Generator().manual_seed(0)
+    own, refs = torch.tensor([3, 7, 1]), torch.arange(8)
+    mask = keep_mask(own, refs, 0.0, g)
+    assert mask.sum() == 21 and not mask[0, 3] and not mask[1, 7] and not mask[2, 1]
+    many = keep_mask(torch.zeros(4000, dtype=torch.long), refs, 0.1, g)
+    assert float(many[:, 1:].double().mean()) == pytest.approx(0.9, abs=0.01)
+    hard = keep_mask(torch.zeros(500, dtype=torch.long), torch.arange(3), 0.95, g)
+    assert hard.any(1).all() and not hard[:, 0].any()
+
+
+@pytest.mark.parametrize("kind", [SPG.from_sizes, DiTMean.of_equal_budget])
+def test_training_resumes_bit_for_bit(kind, tmp_path):
+    torch.manual_seed(0)
+    first = kind(SIZES)
+    torch.manual_seed(0)
+    second = kind(SIZES)
+    config = TrainConfig(4, 8, 10, 1e-3)
+    whole = SPGTrainer(first, data(20), config).train()
+    SPGTrainer(second, data(20), config).train(until=2, save_to=tmp_path / "c.pt")
+    torch.manual_seed(9)
+    resumed = SPGTrainer(kind(SIZES), data(20), config).load(tmp_path / "c.pt").train()
+    assert resumed.losses == whole.losses
+    for a, b in zip(whole.averaged().parameters(), resumed.averaged().parameters()):
+        assert torch.equal(a, b)
+    (tmp_path / "c.pt").write_bytes(b"broken")
+    with pytest.raises(CheckpointError, match="c.pt"):
+        SPGTrainer(kind(SIZES), data(20), config).load(tmp_path / "c.pt")
+
+
+def test_non_finite_steps_are_skipped():
+    trainer = SPGTrainer(DiTMean.of_equal_budget(SIZES), data(20), TrainConfig(1, 4))
+    before = [p.clone() for p in trainer.model.parameters()]
+    trainer.batch_loss = lambda: trainer.model.body.head.bias.sum() * float("nan")
+    trainer.train()
+    assert trainer.skipped == 1 and all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters()))
+
+
+def test_pipeline_swaps_sets(model, tmp_path):
+    pipe = SPGPipeline(model)
+    a, b = (ReferenceBank.from_latents(data(5, s)) for s in (1, 2))
+    noise = data(2, 5)
+    one, two = pipe(2, a, 3, latents=noise), pipe(2, b, 3, latents=noise)
+    assert one.shape == (2, 4, 8, 8) and not torch.equal(one, two)
+    torch.testing.assert_close(one, pipe(2, a, 3, latents=noise))
+    model.save_pretrained(tmp_path)
+    again = SPG.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(SPGPipeline(again)(2, a, 3, latents=noise), one)
+
+
+def test_sampler_lands_on_a_constant_mean():
+    mu = data(2, 3)
+    got = euler_sample(lambda x, t: mu, data(2), 20)
+    torch.testing.assert_close(got, mu, rtol=0, atol=1e-2)  # 1e-3 of the way is left at t = 1 - 1e-3
+
+
+def test_bad_input(model):
+    with pytest.raises(EmptyBankError):
+        model.anchor.cache(data(0))
+    with pytest.raises(BankMismatchError):
+        model.anchor.cache(torch.zeros(2, 4, 8, 6))
+    with pytest.raises(ValueError, match="height"):
+        SPGConfig(4, 7, 8)
+    with pytest.raises(ValueError, match="anchor_heads"):
+        SPGConfig(4, 8, 8, 2, 32, 2, 2, 3)
+
+
+def test_steering_values():
+    points = torch.tensor([[0.0, 0.0], [2.0, 0.0]])
+    labelled, labels = torch.tensor([[0.0, 1.0], [2.0, 1.0]]), torch.tensor([0, 1])
+    s = SparseLabelSteering(points, labelled, labels)
+    t = 0.5
+    width = 4 * (0.5 + 1e-4) ** 2
+    import math
+
+    a, b = math.exp(-(t**2) * 1 / width), math.exp(-(t**2) * 5 / width)
+    torch.testing.assert_close(s.label_probability(0, t)[0], torch.tensor(a / (a + b), dtype=torch.float64))
+    torch.testing.assert_close(
+        s.label_probability(0, t) + s.label_probability(1, t), torch.ones(2, dtype=torch.float64)
+    )
+    hard = SparseLabelSteering(points, labelled, labels, "hard")
+    torch.testing.assert_close(hard.mean(torch.zeros(1, 2), 1, t), labelled[1:])
+    with pytest.raises(ValueError, match="target"):
+        s.mean(torch.zeros(1, 2), 5, t)
+    with pytest.raises(ValueError, match="rule"):
+        SparseLabelSteering(points, labelled, labels, "fuzzy")
