@@ -80,7 +80,8 @@ def test_bad_banks():
 
 def test_bad_guidance():
     for wrong, name in (
-        ({"strength": float("nan")}, "strength"), ({"window": (0.9, 0.1)}, "window: expected start <= end"), ({"topk": 0}, "topk"),
+        ({"strength": float("nan")}, "strength"),
+        ({"window": (0.9, 0.1)}, "window: expected start <= end"), ({"topk": 0}, "topk"),
         ({"schedule": "belll"}, "did you mean 'bell'"), ({"metric": "cosine"}, "metric"), ({"time": "steps"}, "time"),
         ({"temperature": 0.0}, "temperature"), ({"mode": "x"}, "mode"),
     ):  # fmt: skip
