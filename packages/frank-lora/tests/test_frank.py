@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+
 from neurips26.frank_lora import FrankLoRA, measure_snr, optimal_lr, rank_factor, sample_a, save_as_peft, snr_theory
 from neurips26.frank_lora.flops import adapter_flops
 from neurips26.frank_lora.sampler import KINDS, checksum

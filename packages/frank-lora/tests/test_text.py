@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from neurips26.shared import backbones, data
 from neurips26.shared.federated import FedConfig, run_federated
 from neurips26.shared.federated.text import TextTask, dirichlet_partition, read_labelled, split_like
