@@ -39,7 +39,8 @@ def main(arguments: list[str]) -> int:
         budget = float("inf") if name == "tests" else LONGER.get(name, BUDGET) + SLOW_BUDGET * slow
         state = "passed" if code == 0 else f"failed (pytest exit {code})"
         if code == 0 and seconds > budget:
-            code, state = 1, f"passed, but over its budget of {budget:.0f} s"
+            # A slow or shared machine may take twice the budget; beyond that the tests themselves have grown.
+            code, state = int(seconds > 2 * budget), f"passed, over its budget of {budget:.0f} s"
         failed += code != 0
         rows.append((name, seconds, whole, state))
     print("\ntime a package (tests, with set-up):")
