@@ -1,0 +1,76 @@
+"""Effects, real data, the command line."""
+
+import json
+
+import numpy as np
+import pytest
+
+from neurips26.shared import data
+from neurips26.shared.testing import needs
+from neurips26.subset_of_signals import cli, datasets, effects, robust
+
+
+def cells(values, method="lad", **factors):
+    return [{"factors": factors, "seed": i, "method": method, "value": float(v)} for i, v in enumerate(values)]
+
+
+def test_slopes_of_exact_power_laws():
+    rows = [c for m in (10, 20, 40) for c in cells([3.0 / m] * 5, m=m)]
+    effect, low, high = effects.slope_in_m(rows, 0.95)
+    assert (effect, low, high) == (pytest.approx(-1.0),) * 3
+
+
+def test_threshold_of_exact_curves():
+    rows = []
+    for n, d in ((100, 1), (400, 4), (900, 9)):
+        for f in (0.25, 0.5, 1.0, 2.0, 4.0):
+            m = f * np.sqrt(n * d)
+            rows += cells([1 / f] * 4, n=n, d=d, m=m)
+    assert effects.threshold_slope(rows, 0.95)[0] == pytest.approx(0.5, abs=1e-6)
+
+
+def test_worst_ratio_takes_the_best_rival_of_the_worst_condition():
+    rows = []
+    for condition, ours in (("a", 1.0), ("b", 3.0)):
+        for method, value in (("npmle", ours), ("x", 2.0), ("y", 4.0)):
+            rows += cells([value * 1.1**i for i in range(6)], method, condition=condition)
+    assert effects.worst_ratio(rows, 0.95)[0] == pytest.approx(1.5)
+
+
+def test_coverage_reports_the_law_farthest_from_nominal():
+    rows = cells([0.95] * 50, "npmle", law="a") + cells([1.0, 0.5] * 25, "npmle", law="b")
+    effect, low, high = effects.worst_coverage(rows, 0.95)
+    assert effect == pytest.approx(0.75) and low < 0.75 < high
+
+
+def test_hubble_slopes():
+    path = data.find("subset-of-signals", "SCPUnion2.1_mu_vs_z.txt")
+    needs("data", path is not None, "SCPUnion2.1_mu_vs_z.txt")
+    table = datasets.hubble(path)
+    assert table.x.size == 199
+    weighted = robust.oracle_wls(table.design, table.mu, table.error)
+    se = np.sqrt(np.linalg.inv(table.design.T @ (table.design / table.error[:, None] ** 2))[0, 0])
+    assert (weighted[0], se) == (pytest.approx(5.0056, abs=5e-4), pytest.approx(0.0351, abs=1e-4))
+    assert robust.wls(table.design, table.mu)[0] == pytest.approx(4.9863, abs=5e-4)
+
+
+def test_a_wrong_table_is_named(tmp_path):
+    (tmp_path / "x.txt").write_text("a\tb\tc\td\n")
+    with pytest.raises(ValueError, match="^path: expected the tab-separated Union2.1 table"):
+        datasets.hubble(tmp_path / "x.txt")
+
+
+def test_command_line(tmp_path, capsys):
+    table = tmp_path / "t.csv"
+    assert cli.main(["simulate", str(table), "--n", "800", "--m", "400", "--d", "2"]) == 0
+    capsys.readouterr()
+    assert cli.main(["fit", str(table), "--scale", "1", "--method", "lad", "--json"]) == 0
+    got = json.loads(capsys.readouterr().out)
+    assert set(got["coef"]) == {"x0", "x1", "intercept"} and got["converged"]
+    assert cli.main(["phase", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["threshold"] == pytest.approx(200.0)
+    with pytest.raises(ValueError, match="^z: expected one of the columns"):
+        cli.main(["fit", str(table), "--y", "z"])
+    (tmp_path / "bad.csv").write_text("a,y\n1,2\n3\n")
+    with pytest.raises(ValueError, match="got 1 in line 3"):
+        cli.main(["fit", str(tmp_path / "bad.csv")])
