@@ -142,7 +142,6 @@ def test_rough_ground_has_the_stated_height():
 
 @pytest.mark.parametrize(
     "bad",
-    read = lambda t: observer.observe(np.full((1, 48), float(t)), np.zeros((1, 48)), np.array([t]), np.ones(1, bool))[0]
     [lambda: shifts.Payload(-1.0), lambda: shifts.Slippery(-0.1), lambda: shifts.RoughTerrain(0.0),
      lambda: shifts.Sensing(dropout=1.5),
      lambda: shifts.Sensing(delay=-1), lambda: shifts.Payload(1.0, "head"), lambda: shifts.of_severity("go1", "wind", 1),
