@@ -18,6 +18,7 @@ from common import ROOT, environment, find_uv, minutes, slugs
 #: Seconds a package's tests may take on two idle cores. Exceptions carry their reason.
 BUDGET, SLOW_BUDGET = 60.0, 180.0
 LONGER = {"tempo": 90.0, "reference-guidance": 90.0}  # physics and pipelines compile once a process
+LONGER["shared"] = 120.0  # harness, command line and page together; whole processes are started and killed
 
 
 def main(arguments: list[str]) -> int:
