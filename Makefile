@@ -29,7 +29,7 @@ demo:  ## set up and run every paper's quick experiment, one page at the end
 test:  ## set up and run every package's fast tests, each in an environment of its own
 	@$(HOUSE)/run_tests.py
 
-test-slow:  ## the same with the slow tests
+test-slow:  ## the slow group of every package instead of the fast tests
 	@$(HOUSE)/run_tests.py --slow
 
 $(PAPERS):

@@ -86,6 +86,11 @@ def test_a_killed_run_continues_after_its_finished_cells(fake_paper, tmp_path):
     assert "neurips26 run fake-paper --tier quick --only smaller --force" in " ".join(explained.stdout.split())
 
 
+def test_only_keeps_what_this_machine_cannot_measure(fake_paper, tmp_path):
+    record = run_tier(registry.find("fake-paper"), "quick", tmp_path, only=["smaller"])
+    assert [row["verdict"] for row in record["claims"]] == ["holds", "not testable here"]
+
+
 def test_tune_and_changed_code(fake_paper, tmp_path):
     paper = registry.find("fake-paper")
     record = run_tier(paper, "tune", tmp_path)

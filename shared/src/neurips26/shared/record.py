@@ -195,7 +195,15 @@ def run_tier(
             if unknown:
                 known = ", ".join(f.claim.id for f in functions)
                 raise ValueError(f"only: expected ids among {known}, got {', '.join(sorted(unknown))}")
-            chosen = [f for f in functions if not only or f.claim.id in only or _done(folder, f.claim)]
+            # What was measured before and what no machine like this one can measure stay in the record: both cost nothing.
+            chosen = [
+                f
+                for f in functions
+                if not only
+                or f.claim.id in only
+                or _done(folder, f.claim)
+                or not all(_met(need) for need in f.claim.needs)
+            ]
             rows, grids = [], []
             for fn in chosen:
                 rows.append(_run_claim(paper, fn, tier, folder))
