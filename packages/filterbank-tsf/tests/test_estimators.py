@@ -164,7 +164,7 @@ def test_bad_settings_and_predictions(z):
     for changes, message in (
         (dict(lookback=0), "lookback must be a positive integer"),
         (dict(horizon=2.5), "horizon must be a positive integer"),
-        (dict(rank="auto"), "rank must be a positive integer, None or 'val'"),
+        (dict(rank="auto"), "rank must be a positive integer, None, 'val' or 'one_se'"),
         (dict(rank=0, alpha=0.1), "rank must be a positive integer"),
         (dict(alpha=-1.0, rank=2), "alpha must be a finite number >= 0"),
         (dict(alpha="cv"), "alpha must be"),

@@ -72,3 +72,33 @@ def test_transformers_train_and_score_on_every_window(name):
     model = make_transformer(name, 48, 24, 3, **small)
     result = run_model(model, data, 48, 24, TrainConfig(1e-2, 3, batch=32))
     assert 0 < result["mse"] < 0.9 and result["val"] < 0.9
+
+
+@pytest.mark.slow
+def test_sktime_forecaster():
+    pytest.importorskip("sktime", reason="heavy peer: uv run --with-requirements benchmarks/peers.txt")
+    from sktime.forecasting.base import ForecastingHorizon
+    from sktime.utils.estimator_checks import check_estimator
+
+    from neurips26.filterbank_tsf.estimators import ReducedRankForecaster
+    from neurips26.filterbank_tsf.integrations.sktime import FilterBankSktime
+
+    t = np.arange(400)
+    z = np.stack([np.sin(2 * np.pi * t / 24), np.cos(2 * np.pi * t / 12)], 1)
+    y = pd.DataFrame(z, index=pd.period_range("2024-01-01", periods=400, freq="h"), columns=["a", "b"])
+    settings = {"rank": 4, "alpha": 1e-3}
+    got = FilterBankSktime(48, settings=settings).fit(y, fh=ForecastingHorizon([1, 5, 24])).predict()
+    expected = ReducedRankForecaster(48, 24, **settings).fit(z).predict(z)[[0, 4, 23]]
+    assert np.allclose(got.to_numpy(), expected) and list(got.columns) == ["a", "b"]
+    assert got.index[0] == y.index[-1] + 1 and got.index[-1] == y.index[-1] + 24
+    one = FilterBankSktime(48, "bank", {"n_filters": 2, "alpha": 1e-3}).fit(y["a"], fh=[1, 2]).predict()
+    assert (
+        isinstance(one, pd.Series)
+        and np.abs(one.to_numpy() - np.sin(2 * np.pi * np.array([400, 401]) / 24)).max() < 0.1
+    )
+    with pytest.raises(ValueError, match="estimator must be one of"):
+        FilterBankSktime(48, "arima").fit(y, fh=[1])
+    found = check_estimator(FilterBankSktime, verbose=False)
+    # The tests' import hook wraps every constructor; sktime reads its signature.
+    failed = {k: v for k, v in found.items() if v != "PASSED" and not k.startswith("test_constructor")}
+    assert not failed and len(found) > 100, failed

@@ -1,5 +1,6 @@
 """Borders, scaler, window counts and errors of the benchmark protocol; values on the real files where they are."""
 
+import itertools
 import os
 
 import numpy as np
@@ -8,8 +9,20 @@ import pytest
 from neurips26.filterbank_tsf.benchmark import SPECS, evaluate, load_ltsf, window_count
 from neurips26.filterbank_tsf.linear import LinearForecaster, average, repeat_last, seasonal_naive
 from neurips26.filterbank_tsf.protocol import DataSpec, block_errors, dominant_period, split
-from neurips26.filterbank_tsf.regression import RidgePath
-from neurips26.filterbank_tsf.selection import averaged, blocked_cv, candidates, choose_by_blocks, choose_on_validation
+from neurips26.filterbank_tsf.regression import RidgePath, reduced_rank
+from neurips26.filterbank_tsf.selection import (
+    REHEARSAL_ALPHAS,
+    RULES,
+    apply_rule,
+    blocked_cv,
+    candidates,
+    choose_by_blocks,
+    choose_on_validation,
+    chosen_rule,
+    decide,
+    rehearse,
+)
+from neurips26.filterbank_tsf.stats import WindowStats
 from neurips26.filterbank_tsf.tables import closed_form_table
 from neurips26.shared import data as shared_data
 from neurips26.shared.testing import needs
@@ -78,7 +91,7 @@ def test_selectors_never_read_the_test_part(waves):
     choices = [
         choose_on_validation(grids),
         choose_on_validation(grids, True),
-        averaged(grids),
+        *(apply_rule(grids, rule) for rule in RULES),
         choose_by_blocks(grids, tables),
     ]
     spoiled = split("waves", np.concatenate([waves.values[:1200], np.full((300, 2), 99.0)]), ("a", "b"), waves.spec)
@@ -86,7 +99,7 @@ def test_selectors_never_read_the_test_part(waves):
     again = [
         choose_on_validation(grids),
         choose_on_validation(grids, True),
-        averaged(grids),
+        *(apply_rule(grids, rule) for rule in RULES),
         choose_by_blocks(grids, tables),
     ]
     for a, b in zip(choices, again):
@@ -107,8 +120,8 @@ def test_blocked_cv_sees_no_target_twice():
 
 def test_table_on_a_series_that_a_dependency_ships():
     data = load_ltsf("co2")
-    table = closed_form_table(data, 13, ("averaged", "rrr-val", "ridge", "repeat-last", "seasonal-naive"))
-    assert table["averaged"]["mse"] < 0.2 * table["seasonal-naive"]["mse"] < table["repeat-last"]["mse"]
+    table = closed_form_table(data, 13, ("chosen", "rrr-val", "ridge", "repeat-last", "seasonal-naive"))
+    assert table["chosen"]["mse"] < 0.2 * table["seasonal-naive"]["mse"] < table["repeat-last"]["mse"]
     assert table["ridge"]["windows"] == window_count(len(data.rows("test", 208)), 208, 13)
     with pytest.raises(ValueError, match="rows must be among"):
         closed_form_table(data, 13, ("patchtst",))
@@ -160,3 +173,63 @@ def test_bad_files(tmp_path):
     with pytest.warns(RuntimeWarning, match=r"scaled by 1: channel \[0\]"):
         assert split("c", constant, ("a", "b"), DataSpec("", None, 7)).std[0] == 1.0
     assert os.path.exists(tmp_path / "ETTh1.csv")
+
+
+def test_rehearsal_reads_training_and_validation_rows_only(waves):
+    spoiled = split("waves", np.concatenate([waves.values[:1200], np.full((300, 2), 99.0)]), ("a", "b"), waves.spec)
+    base, again = rehearse(waves, 12, (24, 48)), rehearse(spoiled, 12, (24, 48))
+    assert len(base) == 12 and {(p["val"], p["test"]) for p in base} == set(itertools.permutations(range(4), 2))
+    for a, b in zip(base, again):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-6)
+
+
+def test_a_rehearsed_loss_is_the_loss_of_that_fit(waves):
+    """One pair by hand: fit on blocks 2 and 3, penalty on block 0, loss on block 1, for the average over look-backs."""
+    edges, blocks = np.linspace(0, 1200, 5).astype(int), []
+    for a, b in itertools.pairwise(edges):
+        blocks.append(WindowStats.from_series(waves.values[max(0, a - 48) : b], 48, 12))
+    assert [b.count for b in blocks] == [2 * (300 - 48 - 12 + 1), *[2 * (300 - 12 + 1)] * 3]
+    members = []
+    for n in (24, 48):
+        train = blocks[2].merge(blocks[3]).shorter(n).normalised("mean")
+        val = blocks[0].shorter(n).normalised("mean")
+        fits = [
+            (val.mse(reduced_rank(train, r, a).weight), r, a) for r in (1, 2, 4, 6, 8, 12) for a in REHEARSAL_ALPHAS
+        ]
+        _, r, a = min(fits)
+        members.append(LinearForecaster(reduced_rank(train, r, a).weight, "mean"))
+    expected = average(members).mse(blocks[1])
+    (pair,) = (p for p in rehearse(waves, 12, (24, 48)) if (p["val"], p["test"]) == (0, 1))
+    assert pair["loss"]["average over look-backs"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_decision_is_the_smallest_rule_within_one_standard_error():
+    names = [r.name for r in RULES]
+
+    def rehearsal(gains):
+        losses = [{n: float(np.exp(-g[i])) for i, n in enumerate(names)} for g in gains]
+        return [{"val": 0, "test": k, "loss": loss} for k, loss in enumerate(losses)]
+
+    flat, better = [0.0] * 9, [0.0, 0.1, *[0.11] * 7]
+    # Block by block the gap between rules 1 and 2 is 0.01 or -0.01: within its standard error; rule 0 is far off.
+    worse = [0.0, 0.1, *[0.095] * 7]
+    rule, means = decide({("x", 1): rehearsal([better, worse, better])})
+    assert rule == RULES[1] and means[names[1]] == pytest.approx(-0.1)
+    assert decide({("x", 1): rehearsal([flat, flat])})[0] == RULES[0]
+    sure = [0.0, 0.1, *[0.2] * 7]
+    assert decide({("x", 1): rehearsal([sure, sure]), ("x", 2): rehearsal([sure, sure])})[0] == RULES[2]
+
+
+def test_rules_and_their_costs(waves):
+    grids = [candidates(waves, n, 12) for n in (24, 48)]
+    single = apply_rule(grids, RULES[0])
+    best = choose_on_validation(grids)
+    assert np.allclose(single.forecaster.weight, best.forecaster.weight)
+    assert single.forecaster.macs == best.setting["rank"] * (best.setting["lookback"] + 12)
+    both = apply_rule(grids, RULES[1])
+    assert len(both.setting["members"]) == 2 and both.forecaster.lookback == 48
+    every = apply_rule(grids, RULES[-1])
+    assert len(every.setting["members"]) == 12 and every.forecaster.macs == min(24 * 12 + 48 * 12, 48 * 12)
+    short = apply_rule(grids, RULES[2])  # no rank from 48 on exists here: the largest stands in
+    assert [m["rank"] for m in short.setting["members"]] == [12, 12]
+    assert chosen_rule() in RULES

@@ -13,6 +13,7 @@ import numpy as np
 import scipy.linalg as sla
 import torch
 from jaxtyping import Float
+from numpy.typing import ArrayLike
 
 from .stats import WindowStats
 
@@ -85,7 +86,7 @@ def cka(stats: WindowStats) -> float:
     return float(norm(stats.cross) ** 2 / (norm(stats.gram) * norm(stats.target)))
 
 
-def learning_curve_gd(curve: AlignmentCurve, steps: Float[np.ndarray, " t"], rate: float) -> Float[np.ndarray, " t"]:
+def learning_curve_gd(curve: AlignmentCurve, steps: ArrayLike, rate: float) -> Float[np.ndarray, " t"]:
     """Training loss (sum of squares) of full-batch gradient descent from zero after ``steps`` steps, in closed form.
 
     The step is ``W <- W + (rate / N) X^T (Y - X W)``; direction ``i`` is learnt as ``1 - (1 - rate lam_i / N)^t``.

@@ -154,7 +154,7 @@ class Benchmark:
     """Comma-separated: ETTh1, ETTh2, ETTm1, ETTm2, exchange, illness, weather, electricity, traffic, co2."""
     horizons: str = ""
     """Comma-separated; default those of the data set."""
-    models: str = "averaged,rrr-val,bank,ridge,dlinear-ols,seasonal-naive,repeat-last"
+    models: str = "chosen,rrr-val,bank,ridge,dlinear-ols,seasonal-naive,repeat-last"
     """Comma-separated rows: closed forms (also rrr-blocks, rrr-r12, rlinear-ols, nlinear-ols) and trained peers
     (dlinear, rlinear, fits, sparsetsf, cyclenet, timebase, olinear, rootpurge)."""
     data_dir: Path | None = None

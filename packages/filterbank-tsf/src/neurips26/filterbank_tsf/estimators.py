@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from .bank import fit_bank, polish
 from .frames import Panel, parse
-from .linear import LinearForecaster
+from .linear import LinearForecaster, intercept
 from .nn import DeepFilterBank, FilterBank
 from .protocol import dominant_period, scaler
-from .rank import RankCurve, rank_curve
+from .rank import RankCurve, one_standard_error, rank_curve
 from .regression import ALPHA_GRID, RANK_GRID, RidgePath
+from .selection import blocked_cv
 from .stats import WindowStats, check_long_enough, raise_missing
 from .training import TrainConfig, Windows, train
 
@@ -38,7 +40,7 @@ class _Forecaster(BaseEstimator):
 
     # -- to be given by the subclass ----------------------------------------------------------------------------------
 
-    def _solve(self, stats: WindowStats, val: WindowStats | None, rows: list[np.ndarray]) -> Any:
+    def _solve(self, stats: WindowStats, rows: list[np.ndarray]) -> Any:
         raise NotImplementedError
 
     def _needs_choice(self) -> bool:
@@ -83,24 +85,33 @@ class _Forecaster(BaseEstimator):
 
     def _fit_group(self, rows: list[np.ndarray], future: list[np.ndarray] | None):
         stats = self._statistics(rows)
-        val = None
-        if future is not None:
-            val = self._statistics(future).normalised(self.norm)
-        elif self._needs_choice():
-            cut = [int(len(r) * (1 - HOLD_OUT)) for r in rows]
-            window = self.lookback + self.horizon
-            if min(cut) < window or min(len(r) - c for r, c in zip(rows, cut)) < self.horizon:
-                raise ValueError(
-                    f"y has {min(map(len, rows))} rows: too few to hold out a fifth for choosing rank and alpha with "
-                    f"lookback + horizon = {window}; give numbers for them or pass val"
-                )
-            early = self._statistics([r[:c] for r, c in zip(rows, cut)])
-            late = self._statistics([r[c - self.lookback :] for r, c in zip(rows, cut)]).normalised(self.norm)
-            self._choose(early.normalised(self.norm), late)
-            return stats, self._solve(stats.normalised(self.norm), None, rows)
-        if val is not None and self._needs_choice():
-            self._choose(stats.normalised(self.norm), val)
-        return stats, self._solve(stats.normalised(self.norm), val, rows)
+        if self._needs_choice():
+            if future is not None:
+                early, late, seen = stats, self._statistics(future), rows
+            else:
+                cut = [int(len(r) * (1 - HOLD_OUT)) for r in rows]
+                window = self.lookback + self.horizon
+                if min(cut) < window or min(len(r) - c for r, c in zip(rows, cut)) < self.horizon:
+                    raise ValueError(
+                        f"y has {min(map(len, rows))} rows: too few to hold out a fifth for choosing rank and alpha with "
+                        f"lookback + horizon = {window}; give numbers for them or pass val"
+                    )
+                seen = [r[:c] for r, c in zip(rows, cut)]
+                early = self._statistics(seen)
+                late = self._statistics([r[c - self.lookback :] for r, c in zip(rows, cut)])
+            at = early.total / early.count
+            self._choose(self._prepared(early, at), self._prepared(late, at), seen)
+        return stats, self._solve_group(stats, rows)
+
+    def _prepared(self, stats: WindowStats, at: np.ndarray) -> WindowStats:
+        """Windows without their level; with norm ``"none"`` without the mean window ``at``, which the intercept returns."""
+        return stats.centred(at) if self.norm == "none" else stats.normalised(self.norm)
+
+    def _solve_group(self, stats: WindowStats, rows: list[np.ndarray]) -> Any:
+        solved = self._solve(self._prepared(stats, stats.total / stats.count), rows)
+        if self.norm == "none" and isinstance(solved, LinearForecaster):
+            return replace(solved, bias=intercept(stats, solved.weight))
+        return solved
 
     def partial_fit(self, y: object) -> _Forecaster:
         """Add the windows of further rows (a continuation or other series of the same channels) and solve again.
@@ -116,12 +127,12 @@ class _Forecaster(BaseEstimator):
         for group in self._stats:
             rows = [series[i] for i, g in enumerate(self._groups()) if g == group]
             self._stats[group] = self._stats[group].merge(self._statistics(rows))
-            self.forecasters_[group] = self._solve(self._stats[group].normalised(self.norm), None, rows)
+            self.forecasters_[group] = self._solve_group(self._stats[group], rows)
         self._publish()
         return self
 
-    def _choose(self, stats: WindowStats, val: WindowStats) -> None:
-        """Choose what is left to validation; nothing by default."""
+    def _choose(self, stats: WindowStats, val: WindowStats, rows: list[np.ndarray]) -> None:
+        """Choose what is left to validation; nothing by default. ``rows`` are those behind ``stats``."""
 
     def _publish(self) -> None:
         maps = [f.weight for f in self.forecasters_.values()]
@@ -129,6 +140,12 @@ class _Forecaster(BaseEstimator):
             maps[0]
             if self.channel_mode == "shared"
             else np.stack([self.forecasters_[g].weight for g in self._groups()])
+        )
+        biases = {g: np.zeros(self.horizon) if f.bias is None else f.bias for g, f in self.forecasters_.items()}
+        self.intercept_ = (
+            next(iter(biases.values()))
+            if self.channel_mode == "shared"
+            else np.stack([biases[g] for g in self._groups()])
         )
 
     # -- predicting ---------------------------------------------------------------------------------------------------
@@ -254,15 +271,17 @@ class ReducedRankForecaster(_Forecaster):
     Args:
         lookback: L.
         horizon: H.
-        rank: a number, ``None`` for full rank (ridge), or ``"val"``.
+        rank: a number, ``None`` for full rank (ridge), ``"val"`` (smallest error on the validation rows) or ``"one_se"``
+            (smallest rank within one standard error over contiguous blocks of the rows before them).
         alpha: a penalty in units of the mean diagonal of the Gram matrix, or ``"val"``.
-        norm: ``"mean"``, ``"last"`` or ``"none"``.
+        norm: ``"mean"``, ``"last"`` or ``"none"`` (then with an intercept).
         channel_mode: ``"shared"`` (one W), ``"individual"`` (one a channel) or ``"grouped"`` (one a group).
         groups: a label for each channel (``"grouped"``).
         missing: ``"error"``, or ``"mask"`` to leave out windows that touch a missing value.
 
     Attributes:
         coef_: W, ``(L, H)``; ``(C, L, H)`` unless channels share it.
+        intercept_: ``(H,)`` or ``(C, H)``; zero unless ``norm="none"``.
         analysis_, synthesis_: banks A ``(L, r)`` and B ``(r, H)`` (of the first group).
         rank_, alpha_: what was used.
         rank_curve_: losses over the grid where something was chosen.
@@ -291,31 +310,38 @@ class ReducedRankForecaster(_Forecaster):
     def fit(self, y: object, val: object | None = None) -> ReducedRankForecaster:
         """See the base class."""
         self.rank_curve_: RankCurve | None = None
-        self.rank_ = None if self.rank == "val" else self.rank
+        self.rank_ = None if isinstance(self.rank, str) else self.rank
         self.alpha_ = 1e-2 if self.alpha == "val" else self.alpha
         super().fit(y, val)
         return self
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        if isinstance(self.rank, str) and self.rank != "val":
-            raise ValueError(f"rank must be a positive integer, None or 'val', got {self.rank!r}")
+        if isinstance(self.rank, str) and self.rank not in ("val", "one_se"):
+            raise ValueError(f"rank must be a positive integer, None, 'val' or 'one_se', got {self.rank!r}")
         if isinstance(self.alpha, str) and self.alpha != "val":
             raise ValueError(f"alpha must be a number >= 0 or 'val', got {self.alpha!r}")
 
     def _needs_choice(self) -> bool:
-        return self.rank == "val" or self.alpha == "val"
+        return isinstance(self.rank, str) or self.alpha == "val"
 
-    def _choose(self, stats: WindowStats, val: WindowStats) -> None:
-        ranks = RANK_GRID if self.rank == "val" else (self.rank or min(self.lookback, self.horizon),)
+    def _choose(self, stats: WindowStats, val: WindowStats, rows: list[np.ndarray]) -> None:
+        ranks = RANK_GRID if isinstance(self.rank, str) else (self.rank or min(self.lookback, self.horizon),)
         alphas = ALPHA_GRID if self.alpha == "val" else (float(self.alpha),)
         curve = rank_curve(stats, {"val": val}, ranks, alphas)
         self.rank_curve_ = curve
         alpha, rank = curve.best("val")
+        if self.rank == "one_se":
+            if len({len(r) for r in rows}) > 1 or not all(np.isfinite(r).all() for r in rows):
+                raise ValueError("rank='one_se' needs series of one length without missing values")
+            table = blocked_cv(np.stack(rows, 1), self.lookback, self.horizon, self.norm, curve.ranks, alphas)[..., :-1]
+            best = table.mean(0).argmin(0)
+            rank = one_standard_error(table[:, best, np.arange(len(curve.ranks))], curve.ranks)
+            alpha = curve.alphas[int(best[curve.ranks.index(rank)])]
         self.alpha_ = alpha
         self.rank_ = rank if self.rank is not None else None
 
-    def _solve(self, stats: WindowStats, val: WindowStats | None, rows: list[np.ndarray]) -> Any:
+    def _solve(self, stats: WindowStats, rows: list[np.ndarray]) -> Any:
         path = RidgePath(stats)
         if self.rank_ is None:
             return LinearForecaster(path.weight(self.alpha_), self.norm, label="ridge")
@@ -408,11 +434,11 @@ class FilterBankForecaster(_Forecaster):
             init=self.init,
         )  # fmt: skip
 
-    def _choose(self, stats: WindowStats, val: WindowStats) -> None:
+    def _choose(self, stats: WindowStats, val: WindowStats, rows: list[np.ndarray]) -> None:
         losses = [val.mse(self._make(stats, a).double_map().numpy()) for a in ALPHA_GRID]
         self.alpha_ = ALPHA_GRID[int(np.argmin(losses))]
 
-    def _solve(self, stats: WindowStats, val: WindowStats | None, rows: list[np.ndarray]) -> Any:
+    def _solve(self, stats: WindowStats, rows: list[np.ndarray]) -> Any:
         bank = self._make(stats, self.alpha_)
         if self.solver == "polish":
             polish(bank, stats, self.alpha_)
@@ -480,7 +506,7 @@ class DeepFilterBankForecaster(_Forecaster):
         self.seed = seed
         self.missing = missing
 
-    def _solve(self, stats: WindowStats, val: WindowStats | None, rows: list[np.ndarray]) -> Any:
+    def _solve(self, stats: WindowStats, rows: list[np.ndarray]) -> Any:
         period = int(np.clip(dominant_period(np.nan_to_num(rows[0])[:, None], self.lookback), 4, self.lookback))
         bank = fit_bank(stats, self.n_filters, period, rank=self.rank, alpha=self.alpha)
         model = DeepFilterBank(
@@ -536,7 +562,7 @@ class AutoFilterBank(FilterBankForecaster):
     def _get_param_names(cls) -> list[str]:
         return ["horizon", "lookback", "missing", "norm"]
 
-    def _choose(self, stats: WindowStats, val: WindowStats) -> None:
+    def _choose(self, stats: WindowStats, val: WindowStats, rows: list[np.ndarray]) -> None:
         half = self.kernel_size_
         sizes = sorted({min(half, self.lookback), min(2 * half, self.lookback)})
         path = RidgePath(stats)

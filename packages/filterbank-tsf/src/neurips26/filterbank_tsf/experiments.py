@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,7 +25,7 @@ from .nn import DeepFilterBank, FilterBank
 from .peers import make_peer
 from .protocol import LTSFData, load_ltsf
 from .regression import ALPHA_GRID, RANK_GRID, RidgePath
-from .selection import candidates
+from .selection import candidates, choose_on_validation, rehearse
 from .stats import WindowStats
 from .tables import bank_forecaster
 from .training import TrainConfig, Windows, score, train
@@ -37,10 +40,44 @@ BARS: dict[str, dict[int, float]] = {
     "ETTh1": {96: 0.364, 192: 0.402, 336: 0.416, 720: 0.420},
     "ETTh2": {96: 0.267, 192: 0.328, 336: 0.354, 720: 0.378},
 }
-# Every fourth training window (neighbours overlap in all but four steps), small batches, few passes: the same for all
-# trained models, sized for two cores.
-PEER_STRIDE, PEER_EPOCHS, PEER_BATCH = 4, 4, 32
-TRAINED: tuple[str, ...] = ("dlinear", "fits", "sparsetsf", "cyclenet", "timebase", "olinear", "rootpurge")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a peer is trained: batch, schedule and rates after its paper or its code, passes as two cores allow.
+
+    Attributes:
+        rates: learning rates tried in tuning; the first is the paper's.
+        epochs: at most this many passes over every training window; the papers allow ``published`` of them.
+        published: passes that the paper allows.
+        batch: windows a step.
+        schedule: of :class:`TrainConfig`.
+        patience: passes without a better validation error.
+        lookbacks: tried in tuning.
+    """
+
+    rates: tuple[float, float]
+    epochs: int
+    published: int
+    batch: int
+    schedule: Literal["cosine", "halve", "decay"]
+    patience: int = 3
+    lookbacks: tuple[int, int] = (336, 720)
+
+
+RECIPES: dict[str, Recipe] = {
+    "dlinear": Recipe((5e-3, 5e-2), 10, 10, 32, "halve"),
+    "fits": Recipe((5e-4, 5e-3), 6, 50, 64, "cosine"),
+    "sparsetsf": Recipe((2e-2, 5e-3), 8, 30, 256, "decay"),
+    "cyclenet": Recipe((1e-2, 2e-3), 6, 30, 256, "decay"),
+    "timebase": Recipe((2e-2, 1e-1), 8, 30, 256, "decay"),
+    "olinear": Recipe((5e-4, 2e-3), 4, 50, 128, "cosine"),
+    "rootpurge": Recipe((1e-3, 1e-2), 6, 50, 128, "cosine"),
+}
+TRAINED: tuple[str, ...] = tuple(RECIPES)
+TUNING_EPOCHS = 2
+# The deep stack: every fourth training window (neighbours overlap in all but four steps).
+DEEP_STRIDE, DEEP_BATCH = 4, 32
 
 _loaded: dict[str, LTSFData] = {}
 
@@ -55,6 +92,11 @@ def dataset(name: str) -> LTSFData:
 def tuned() -> dict[str, dict[str, Any]]:
     """Settings chosen by the tuning grids, as the tune record has them."""
     return json.loads((Path(__file__).parent / "tuned.json").read_text("utf-8"))
+
+
+def rehearsal_cell(name: str, horizon: int) -> list[dict[str, Any]]:
+    """Every rule of choice on training and validation rows; see :func:`neurips26.filterbank_tsf.selection.rehearse`."""
+    return rehearse(dataset(name), horizon, dataset(name).spec.lookbacks)
 
 
 # -- rank and alignment -----------------------------------------------------------------------------------------------
@@ -152,8 +194,10 @@ def pareto_cell(name: str, horizon: int, lookback: int) -> list[dict[str, Any]]:
     return points
 
 
-def forward_pairs(repeats: int, batch: int = 8192) -> dict[str, list[float]]:
-    """CPU time of two banks relative to ``nn.Linear(720, 720)`` on the same batch, pair by pair, one thread."""
+def forward_pairs(repeats: int, batch: int = 8192, overlapping: bool = True) -> dict[str, list[float]]:
+    """CPU time of three banks (one frame, frames side by side, overlapping frames) relative to ``nn.Linear(720, 720)`` on
+    the same batch, pair by pair, one thread.
+    """
     from neurips26.shared import bench
 
     x = torch.randn(batch, 720, generator=torch.Generator().manual_seed(0))
@@ -162,8 +206,9 @@ def forward_pairs(repeats: int, batch: int = 8192) -> dict[str, list[float]]:
     banks = {
         "global r12": FilterBank.from_factors(rng.normal(size=(720, 12)), rng.normal(size=(12, 720))),
         "K8 P24 r12": FilterBank(720, 720, 8, 24, rank=12),
-        "K4 P24 S12 r8": FilterBank(720, 720, 4, 24, 12, rank=8),
     }
+    if overlapping:
+        banks["K4 P24 S12 r8"] = FilterBank(720, 720, 4, 24, 12, rank=8)
     out = {}
     with torch.inference_mode():
         for label, bank in banks.items():
@@ -191,13 +236,14 @@ def rank_law_cell(index: int, seed: int) -> dict[str, int]:
         96, 48, filters, size, stride, filters, synthesis, hop, 5 if core == "lowrank" else None, core,
         init="random", seed=seed,
     )  # fmt: skip
-    optimiser = torch.optim.SGD(bank.parameters(), lr=1e-2)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(5):
         x, y = torch.randn(64, 96, generator=generator), torch.randn(64, 48, generator=generator)
-        optimiser.zero_grad()
-        (bank(x) - y).square().mean().backward()
-        optimiser.step()
+        parameters = list(bank.parameters())
+        gradients = torch.autograd.grad((bank(x) - y).square().mean(), parameters)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients):
+                parameter -= 1e-2 * gradient
     return {"rank": bank.effective_rank(), "law": bank.rank_bound, "macs": bank.macs()}
 
 
@@ -205,20 +251,34 @@ def rank_law_cell(index: int, seed: int) -> dict[str, int]:
 
 
 def peer_cell(
-    name: str, horizon: int, peer: str, lookback: int, lr: float, seed: int, epochs: int, test: bool = True
+    name: str,
+    horizon: int,
+    peer: str,
+    lookback: int,
+    lr: float,
+    seed: int,
+    epochs: int | None = None,
+    test: bool = True,
 ) -> dict[str, Any]:
-    """One trained peer: validation error, test errors on every window (unless tuning), CPU seconds, cost."""
-    data = dataset(name)
+    """One peer trained by its recipe on every training window: validation error, test errors on every window (unless
+    tuning), passes made, CPU seconds, cost.
+    """
+    data, recipe = dataset(name), RECIPES[peer]
     lookback = _fit_lookback(peer, lookback, horizon, data.spec.period)
     started = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch announces complex modules as new
         stats = data.stats("train", lookback, horizon) if peer == "olinear" else None
         model = make_peer(peer, lookback, horizon, data.values.shape[1], data.spec.period, stats, seed)
-    windows = Windows(data.rows("train", lookback), lookback, horizon, 0, PEER_STRIDE)
+    windows = Windows(data.rows("train", lookback), lookback, horizon)
     val = Windows(data.rows("val", lookback), lookback, horizon, data.train_end - lookback)
-    history = train(model, windows, val, TrainConfig(lr, epochs, patience=2, batch=PEER_BATCH, seed=seed))
-    out: dict[str, Any] = {"val": history.best, "seconds": time.process_time() - started}
+    config = TrainConfig(
+        lr, epochs or recipe.epochs, recipe.patience, recipe.batch, clip=math.inf, seed=seed, schedule=recipe.schedule
+    )
+    history = train(model, windows, val, config)
+    out: dict[str, Any] = {
+        "val": history.best, "passes": len(history.train), "seconds": time.process_time() - started,
+    }  # fmt: skip
     if test:
         held = Windows(data.rows("test", lookback), lookback, horizon, data.val_end - lookback)
         mse, mae = score(model, held)
@@ -237,12 +297,12 @@ def deep_cell(name: str, horizon: int, lookback: int, lr: float, seed: int, epoc
     train_stats = data.stats("train", lookback, horizon).normalised("mean")
     bank = fit_bank(train_stats, 8, data.spec.period, rank=12, alpha=1e-2)
     model = DeepFilterBank(lookback, horizon, bank, 3, hidden=32, period=data.spec.period, seed=seed)
-    windows = Windows(data.rows("train", lookback), lookback, horizon, 0, PEER_STRIDE)
+    windows = Windows(data.rows("train", lookback), lookback, horizon, 0, DEEP_STRIDE)
     val = Windows(data.rows("val", lookback), lookback, horizon, data.train_end - lookback)
     closed_val = data.stats("val", lookback, horizon).normalised("mean").mse(bank.double_map().numpy())
     held = Windows(data.rows("test", lookback), lookback, horizon, data.val_end - lookback)
     start = score(model, held)[0] if test else float("nan")
-    history = train(model, windows, val, TrainConfig(lr, epochs, patience=2, batch=PEER_BATCH, seed=seed))
+    history = train(model, windows, val, TrainConfig(lr, epochs, patience=2, batch=DEEP_BATCH, seed=seed))
     out = {"val_closed": closed_val, "val_start": history.val[0], "val": history.best, "epochs": len(history.train)}
     if test:
         out |= {"test_closed": start, "test": score(model, held)[0]}
@@ -267,57 +327,63 @@ def statistics_pairs(repeats: int) -> list[float]:
     )
 
 
-def closed_form_seconds(name: str, lookback: int) -> float:
-    """CPU seconds for the whole closed-form table at one look-back: four horizons, all penalties and ranks, selection
-    on validation, exact test error.
+def closed_form_seconds(name: str, lookbacks: Sequence[int]) -> float:
+    """CPU seconds for the whole closed-form table: all horizons, look-backs, penalties and ranks, selection on validation,
+    exact test error.
     """
     data = dataset(name)
     data.forget()
     started = time.process_time()
     for horizon in data.spec.horizons:
-        grid = candidates(data, lookback, horizon, ranks=RANK_GRID, alphas=ALPHA_GRID)
-        row, column = np.unravel_index(grid.val.argmin(), grid.val.shape)
-        weight = grid.low_rank(int(row), grid.ranks[int(column)]).weight
-        data.stats("test", lookback, horizon).normalised("mean").mse(weight)
+        grids = [candidates(data, lookback, horizon, ranks=RANK_GRID, alphas=ALPHA_GRID) for lookback in lookbacks]
+        choose_on_validation(grids).forecaster.mse(data.stats("test", max(lookbacks), horizon))
     seconds = time.process_time() - started
     data.forget()
     return seconds
 
 
-def dlinear_epoch_seconds(name: str, lookback: int, seed: int) -> float:
-    """CPU seconds for one pass of DLinear by Adam over all training windows at all four horizons, with validation."""
-    data = dataset(name)
-    total = 0.0
+def dlinear_pass_seconds(name: str, lookback: int, seed: int) -> list[float]:
+    """CPU seconds for one pass of DLinear by Adam over all training windows, with validation, at every horizon."""
+    data, recipe, out = dataset(name), RECIPES["dlinear"], []
     for horizon in data.spec.horizons:
-        model = make_peer("dlinear", lookback, horizon, 7, data.spec.period, seed=seed)
+        model = make_peer("dlinear", lookback, horizon, data.values.shape[1], data.spec.period, seed=seed)
         windows = Windows(data.rows("train", lookback), lookback, horizon)
         val = Windows(data.rows("val", lookback), lookback, horizon)
         started = time.process_time()
-        train(model, windows, val, TrainConfig(1e-3, 1, batch=PEER_BATCH, seed=seed))
-        total += time.process_time() - started
-    return total
+        train(model, windows, val, TrainConfig(recipe.rates[0], 1, batch=recipe.batch, clip=math.inf, seed=seed))
+        out.append(time.process_time() - started)
+    return out
 
 
 _MEMORY = """
-import resource, sys, time
+import sys, time
 import numpy as np
 from neurips26.filterbank_tsf.stats import WindowStats
 from neurips26.filterbank_tsf.regression import RidgePath, grid_losses
 rows, channels, lookback, horizon, solve = map(int, sys.argv[1:])
 z = np.random.default_rng(0).standard_normal((rows, channels))
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-before, started = peak(), time.process_time()
+def field(name):
+    return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1]) / 1024
+try:
+    open("/proc/self/clear_refs", "w").write("5")  # the high-water mark starts anew, without that of the imports
+except OSError:
+    pass  # then what the imports needed for a moment counts as ours
+before, started = field("VmRSS"), time.process_time()
 stats = WindowStats.from_series(z, lookback, horizon).normalised("mean")
 if solve:
     for _ in grid_losses(RidgePath(stats), [stats], (1e-2,), (12,)):
         pass
-print(peak() - before, peak(), time.process_time() - started)
+print(field("VmHWM") - before, field("VmHWM"), time.process_time() - started)
 """
 
 
 def memory(rows: int, channels: int, lookback: int, horizon: int, solve: bool) -> dict[str, float]:
-    """Peak memory in MiB (above the imports and the data, and in all) and CPU seconds, in a process of its own."""
+    """Peak memory in MiB (above the imports and the data, and in all) and CPU seconds, in a process of its own.
+
+    The kernel's high-water mark of that process' own address space; ``ru_maxrss`` would be inherited from this one.
+    """
+    if not Path("/proc/self/status").exists():
+        raise OSError("memory is read from /proc, which this system does not have")
     arguments = [str(int(v)) for v in (rows, channels, lookback, horizon, solve)]
     done = subprocess.run(
         [sys.executable, "-c", _MEMORY, *arguments], capture_output=True, text=True, check=True, env=dict(os.environ)

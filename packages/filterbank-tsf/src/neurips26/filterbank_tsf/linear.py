@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.linalg as sla
 from jaxtyping import Float
 
 from .stats import WindowStats, norm_vector
@@ -91,6 +92,13 @@ def least_squares_affine(stats: WindowStats, label: str = "affine OLS") -> Linea
     average is itself linear (Toner and Darlow 2024).
     """
     centred = stats.centred()
-    weight = np.linalg.lstsq(centred.gram, centred.cross, rcond=1e-13)[0]
+    values, basis = sla.eigh(centred.gram, check_finite=False)
+    keep = values > 1e-13 * max(values[-1], np.finfo(float).tiny)
+    weight = basis[:, keep] @ ((basis[:, keep].T @ centred.cross) / values[keep, None])
+    return LinearForecaster(weight, "none", intercept(stats, weight), label)
+
+
+def intercept(stats: WindowStats, weight: Float[np.ndarray, "l h"]) -> Float[np.ndarray, " h"]:
+    """The bias that goes with a weight fitted on centred windows: mean target minus what the mean look-back gives."""
     mean_x, mean_y = stats.total[: stats.lookback] / stats.count, stats.total[stats.lookback :] / stats.count
-    return LinearForecaster(weight, "none", mean_y - mean_x @ weight, label)
+    return mean_y - mean_x @ weight

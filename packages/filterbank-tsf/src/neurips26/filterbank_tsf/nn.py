@@ -26,6 +26,8 @@ from .filters import fourier_filters, make_filters
 
 Core = Literal["dense", "lowrank", "depthwise", "shared"]
 CORES: tuple[str, ...] = ("dense", "lowrank", "depthwise", "shared")
+# Frames that overlap more often than this are copied instead: cutting filters up would cost more than it saves.
+FOLDED_PIECES = 4
 
 
 class InstanceNorm(nn.Module):
@@ -189,26 +191,33 @@ class FilterBank(nn.Module):
     @property
     def _foldable(self) -> bool:
         """Whether the level can travel through the small matrices as one more coefficient."""
+        pieces = max(self.kernel_size // self.stride, self.synthesis_size // self.hop)
         return (
             self.core_kind in ("dense", "lowrank")
             and self.norm.mode == "mean"
-            and self.stride == self.kernel_size
-            and self.hop == self.synthesis_size
+            and self.kernel_size % self.stride == 0
+            and self.synthesis_size % self.hop == 0
+            and pieces <= FOLDED_PIECES
             and not self.padding
         )
 
     def _folded(self, x: Float[torch.Tensor, "... l"]) -> Float[torch.Tensor, "... h"]:
         """The same forecast in matrix products alone: the look-back is read once and the forecast written once.
 
-        A last filter of 1/L measures the level, the core takes ``level * sum(filter)`` off every coefficient and hands
-        the level on, a last synthesis filter of ones puts it back.
+        The look-back is cut into chunks of one stride and each filter into as many pieces, so overlapping frames copy
+        nothing; the core adds the pieces up. A last filter of 1/L measures the level, the core takes
+        ``level * sum(filter)`` off every coefficient and hands the level on, a last synthesis filter of ones puts it back.
         """
-        frames_in, frames_out, taps = self.frames_in, self.frames_out, self.analysis
-        analysis = torch.cat([taps, taps.new_full((1, self.kernel_size), 1.0 / self.lookback)])
-        first = self.core[0].unflatten(0, (frames_in, self.n_filters))
-        off = -torch.einsum("k,tkr->r", taps.sum(1), first).expand(frames_in, 1, -1)
-        first = torch.cat([first, off], 1).flatten(0, 1)
-        level = taps.new_zeros(frames_in, self.n_filters + 1, 1)
+        pieces = self.kernel_size // self.stride
+        chunks, inputs = self.frames_in - 1 + pieces, pieces * self.n_filters
+        taps = self.analysis.unflatten(1, (pieces, self.stride)).transpose(0, 1).flatten(0, 1)
+        analysis = torch.cat([taps, taps.new_full((1, self.stride), 1.0 / self.lookback)])
+        first = self.core[0].unflatten(0, (self.frames_in, self.n_filters))
+        off = -torch.einsum("k,tkr->r", self.analysis.sum(1), first).expand(chunks, 1, -1)
+        # Piece j of the frame that starts at chunk t lies in chunk t + j.
+        spread = [F.pad(first, (0, 0, 0, 0, j, pieces - 1 - j)) for j in range(pieces)]
+        first = torch.cat([*spread, off], 1).flatten(0, 1)
+        level = taps.new_zeros(chunks, inputs + 1, 1)
         level[:, -1] = 1.0
         level = level.flatten(0, 1)
         if self.core_kind == "dense":
@@ -218,17 +227,22 @@ class FilterBank(nn.Module):
             carry = last.new_zeros(len(last), 1)
             carry[-1] = 1.0
             factors = [torch.cat([first, level], 1), self._with_level(last, carry)]
-        synthesis = torch.cat([self.synthesis, self.synthesis.new_ones(1, self.synthesis_size)])
-        flat = (x.reshape(-1, self.kernel_size) @ analysis.T).view(-1, frames_in * (self.n_filters + 1))
+        parts = self.synthesis_size // self.hop
+        synthesis = self.synthesis.unflatten(1, (parts, self.hop)).transpose(0, 1).flatten(0, 1)
+        synthesis = torch.cat([synthesis, synthesis.new_ones(1, self.hop)])
+        flat = (x.reshape(-1, self.stride) @ analysis.T).view(-1, chunks * (inputs + 1))
         for factor in factors:
             flat = flat @ factor
-        y = flat.reshape(-1, self.n_synthesis + 1) @ synthesis
-        return y.view(*x.shape[:-1], frames_out * self.synthesis_size)[..., : self.horizon]
+        y = flat.reshape(-1, parts * self.n_synthesis + 1) @ synthesis
+        return y.view(*x.shape[:-1], (self.frames_out - 1 + parts) * self.hop)[..., : self.horizon]
 
     def _with_level(self, factor: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
-        """Columns ``(T_out, K2)`` with one more coefficient a frame that carries the level."""
+        """Columns ``(T_out, K2)`` laid out by chunks of one hop, with one more coefficient a chunk for the level."""
         columns = factor.unflatten(1, (self.frames_out, self.n_synthesis))
-        return torch.cat([columns, level.unsqueeze(1).expand(-1, self.frames_out, -1)], 2).flatten(1)
+        parts = self.synthesis_size // self.hop
+        spread = [F.pad(columns, (0, 0, j, parts - 1 - j)) for j in range(parts)]
+        level = level.unsqueeze(1).expand(-1, self.frames_out - 1 + parts, -1)
+        return torch.cat([*spread, level], 2).flatten(1)
 
     def _normalised_coefficients(
         self, x: Float[torch.Tensor, "... l"]

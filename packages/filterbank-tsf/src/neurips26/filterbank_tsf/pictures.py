@@ -77,7 +77,7 @@ def pareto(
                     label=kind,
                 )
             for j, (peer, row) in enumerate(peers.get(name, {}).items()):
-                ax.plot(row["macs"], row["mse"], "x", color=COLOURS[3 + j % 5], label=peer)
+                ax.plot(row["macs"], row["mse"], "xP*"[j // 5], color=COLOURS[3 + j % 5], label=peer)
             best = min(p["test"] for p in points)
             ax.set(xscale="log", title=name, xlabel="multiply-adds a forecast", ylim=(best * 0.985, best * 1.15))
         np.atleast_1d(axes)[0].set_ylabel("test MSE")

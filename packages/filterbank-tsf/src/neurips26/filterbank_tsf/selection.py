@@ -1,15 +1,18 @@
-"""Choosing look-back, penalty and rank without the test part, and the averaged forecaster.
+"""Choosing look-back, penalty and rank without the test part, and choosing the rule of the choice itself.
 
 Two selectors stand side by side: the smallest error on the validation rows, and cross-validation over contiguous
 blocks of the training rows with the one-standard-error rule. A validation period that is unlike the future (ETTh1's is)
-misleads the first one; averaging over what neither can tell apart is the third way and the default of the benchmark.
+misleads the first one; averaging over what neither can tell apart is the third way. Which rule the benchmark uses is
+itself decided on training and validation rows (:func:`rehearse`, :func:`decide`) and kept in ``tuned.json``.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
@@ -20,9 +23,40 @@ from .rank import one_standard_error
 from .regression import ALPHA_GRID, RANK_GRID, RidgePath, grid_losses
 from .stats import WindowStats
 
-# Ranks over which the averaged forecaster runs: from where the rank curves of the validation rows are flat.
-AVERAGED_RANKS: tuple[int, ...] = tuple(r for r in RANK_GRID if r >= 8)
 FOLDS = 5
+# Contiguous blocks of the training and validation rows in a rehearsal: as long as ETT's validation part.
+REHEARSAL_BLOCKS = 4
+# Whole decades are enough to compare rules; the benchmark itself uses the full grid.
+REHEARSAL_ALPHAS: tuple[float, ...] = ALPHA_GRID[::2]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one forecaster comes out of the grid; the penalty of each member is always the best on validation.
+
+    Attributes:
+        name: of the rule.
+        all_lookbacks: average over the look-backs, or take the best on validation.
+        rank_from: average over all ranks from this one on, or (``None``) take the best on validation.
+    """
+
+    name: str
+    all_lookbacks: bool
+    rank_from: int | None
+
+
+# In the order of their number of members: the one-standard-error rule takes the first that is good enough.
+RULES: tuple[Rule, ...] = (
+    Rule("smallest validation error", False, None),
+    Rule("average over look-backs", True, None),
+    *(Rule(f"average over look-backs and ranks from {r} on", True, r) for r in (48, 24, 16, 12, 8, 4, 1)),
+)
+
+
+def chosen_rule() -> Rule:
+    """The rule that the rehearsal has decided on (``tuned.json``; the tuning record shows how)."""
+    name = json.loads((Path(__file__).parent / "tuned.json").read_text("utf-8"))["rule"]["name"]
+    return next(r for r in RULES if r.name == name)
 
 
 @dataclass
@@ -65,15 +99,29 @@ def candidates(
     alphas: Sequence[float] = ALPHA_GRID,
 ) -> Candidates:
     """Fit the whole grid of one look-back on the training rows and score it on the validation rows."""
-    kept = tuple(r for r in ranks if r <= min(lookback, horizon))
-    path = RidgePath(data.stats("train", lookback, horizon).normalised(norm))
-    val = data.stats("val", lookback, horizon).normalised(norm)
+    train, val = (data.stats(part, lookback, horizon).normalised(norm) for part in ("train", "val"))
+    return fit_grid(train, [val], ranks, alphas)[0]
+
+
+def fit_grid(
+    train: WindowStats,
+    parts: Sequence[WindowStats],
+    ranks: Sequence[int] = RANK_GRID,
+    alphas: Sequence[float] = ALPHA_GRID,
+) -> list[Candidates]:
+    """Fit the whole grid once and score it on each of several held-out parts."""
+    kept = tuple(r for r in ranks if r <= min(train.lookback, train.horizon))
+    path = RidgePath(train)
     losses, full, factors = [], [], []
-    for _, fit, [(by_rank, whole)] in grid_losses(path, [val], alphas, kept):
-        losses.append(by_rank)
-        full.append(whole)
+    for _, fit, values in grid_losses(path, parts, alphas, kept):
+        losses.append([by_rank for by_rank, _ in values])
+        full.append([whole for _, whole in values])
         factors.append((fit.analysis, fit.synthesis))
-    return Candidates(lookback, norm, kept, tuple(alphas), np.array(losses), np.array(full), path, factors)
+    by_rank, whole = np.array(losses), np.array(full)
+    return [
+        Candidates(train.lookback, train.norm, kept, tuple(alphas), by_rank[:, i], whole[:, i], path, factors)
+        for i in range(len(parts))
+    ]
 
 
 @dataclass(frozen=True)
@@ -105,18 +153,94 @@ def choose_on_validation(grids: Sequence[Candidates], full: bool = False) -> Cho
     return best
 
 
-def averaged(grids: Sequence[Candidates], ranks: Sequence[int] = AVERAGED_RANKS) -> Choice:
-    """The equal-weight average over look-backs and ranks; only the penalty of each member is chosen, on validation."""
-    members = []
+def apply_rule(grids: Sequence[Candidates], rule: Rule | None = None) -> Choice:
+    """The forecaster that a rule (default: the chosen one) makes of the grids of all look-backs."""
+    rule = chosen_rule() if rule is None else rule
+    if not rule.all_lookbacks:
+        grids = [min(grids, key=lambda g: float(g.val.min()))]
+    members, used = [], []
     for grid in grids:
-        columns = [j for j, r in enumerate(grid.ranks) if r in ranks] or [len(grid.ranks) - 1]
-        low = [grid.low_rank(int(grid.val[:, j].argmin()), grid.ranks[j]) for j in columns]
-        members.append(average(low))  # per look-back first: one map of its own L
-    whole = average(members, "averaged low rank")
-    used = sorted({r for g in grids for r in g.ranks if r in ranks})
-    macs = sum(g.lookback * g.low_rank(0, 1).horizon for g in grids)
-    setting = {"lookbacks": [g.lookback for g in grids], "ranks": used, "alpha": "each on validation"}
-    return Choice(replace(whole, macs=min(macs, whole.weight.size)), setting, float("nan"))
+        columns = [j for j, r in enumerate(grid.ranks) if rule.rank_from is not None and r >= rule.rank_from]
+        if rule.rank_from is None:
+            columns = [int(grid.val.min(0).argmin())]
+        elif not columns:
+            columns = [len(grid.ranks) - 1]
+        used += [(grid, int(grid.val[:, j].argmin()), grid.ranks[j]) for j in columns]
+        members.append(average([grid.low_rank(i, r) for g, i, r in used if g is grid]))  # one map of its own L
+    if len(used) == 1:
+        grid, row, rank = used[0]
+        forecaster = grid.low_rank(row, rank, rule.name)
+    else:
+        whole = average(members, rule.name)
+        # Either every member for itself, or one full map a look-back, or the whole average as one map.
+        macs = min(
+            sum(r * (g.lookback + whole.horizon) for g, _, r in used),
+            sum(m.weight.size for m in members),
+            whole.weight.size,
+        )
+        forecaster = replace(whole, macs=macs)
+    setting = {
+        "rule": rule.name,
+        "members": [{"lookback": g.lookback, "rank": r, "alpha": g.alphas[i]} for g, i, r in used],
+    }
+    return Choice(forecaster, setting, float("nan"))
+
+
+def rehearse(data: LTSFData, horizon: int, lookbacks: Sequence[int], norm: str = "mean") -> list[dict[str, object]]:
+    """Every rule on training and validation rows alone, the way the benchmark will use it.
+
+    The rows before the test part are cut into ``REHEARSAL_BLOCKS`` contiguous blocks. Each ordered pair of blocks plays
+    validation and test once, the others are fitted on. A window belongs to the block that holds its whole target, so no
+    target is on two sides; every look-back sees the same windows.
+
+    Returns:
+        per pair: ``{"val": block, "test": block, "loss": {rule: MSE}}``.
+    """
+    longest, rows = max(lookbacks), data.values[: data.val_end]
+    edges = np.linspace(0, len(rows), REHEARSAL_BLOCKS + 1).astype(int).tolist()
+    blocks = [
+        WindowStats.from_series(rows[max(0, a - longest) : b], longest, horizon) for a, b in itertools.pairwise(edges)
+    ]
+    out: list[dict[str, object]] = []
+    for pair in itertools.combinations(range(REHEARSAL_BLOCKS), 2):
+        rest = [b for i, b in enumerate(blocks) if i not in pair]
+        fitted_on = rest[0]
+        for block in rest[1:]:
+            fitted_on = fitted_on.merge(block)
+        grids = [
+            fit_grid(
+                fitted_on.shorter(n).normalised(norm), [blocks[i].shorter(n).normalised(norm) for i in pair],
+                alphas=REHEARSAL_ALPHAS,
+            )
+            for n in lookbacks
+        ]  # fmt: skip
+        for side, (val, test) in enumerate((pair, pair[::-1])):
+            chosen = [apply_rule([g[side] for g in grids], rule).forecaster for rule in RULES]
+            losses = {r.name: f.mse(blocks[test]) for r, f in zip(RULES, chosen)}
+            out.append({"val": val, "test": test, "loss": losses})
+    return out
+
+
+def decide(rehearsals: dict[tuple[str, int], list[dict]]) -> tuple[Rule, dict[str, float]]:
+    """The rule with the fewest members within one standard error of the best one.
+
+    Losses enter as log ratios to the first rule. Pairs and horizons of one test block are averaged first: the units
+    whose spread gives the standard error (of the paired difference to the best) are data set x block.
+
+    Args:
+        rehearsals: of every ``(data set, horizon)``.
+
+    Returns:
+        the rule, and the mean log ratio of every rule.
+    """
+    units: dict[tuple[str, int], list[list[float]]] = {}
+    for (name, _), pairs in rehearsals.items():
+        for pair in pairs:
+            losses = [pair["loss"][r.name] for r in RULES]
+            units.setdefault((name, pair["test"]), []).append(np.log(np.array(losses) / losses[0]).tolist())
+    table = np.array([np.mean(rows, 0) for rows in units.values()])
+    place = one_standard_error(table, range(len(RULES)))
+    return RULES[place], dict(zip((r.name for r in RULES), table.mean(0).tolist()))
 
 
 def blocked_cv(
@@ -149,10 +273,12 @@ def blocked_cv(
         rest = replace(
             whole, moment=whole.moment - near.moment, total=whole.total - near.total, count=whole.count - near.count
         )
-        held = between(a, b).normalised(norm)
-        for i, (_, _, [(by_rank, full)]) in enumerate(
-            grid_losses(RidgePath(rest.normalised(norm)), [held], alphas, kept)
-        ):
+        held = between(a, b)
+        if norm == "none":  # with an intercept
+            rest, held = rest.centred(), held.centred(rest.total / rest.count)
+        else:
+            rest, held = rest.normalised(norm), held.normalised(norm)
+        for i, (_, _, [(by_rank, full)]) in enumerate(grid_losses(RidgePath(rest), [held], alphas, kept)):
             table[k, i] = [*by_rank, full]
     return table
 

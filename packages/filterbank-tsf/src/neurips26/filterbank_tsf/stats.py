@@ -148,11 +148,16 @@ class WindowStats:
         moment = self.moment - sq[None, :] - sq[:, None] + q @ sq
         return replace(self, moment=moment, total=self.total - self.total @ q, norm=norm)
 
-    def centred(self) -> WindowStats:
-        """Second moments about the mean window: a fit on them is the fit with an unpenalised intercept."""
-        return replace(
-            self, moment=self.moment - np.outer(self.total, self.total) / self.count, total=np.zeros_like(self.total)
-        )
+    def centred(self, at: Float[np.ndarray, " d"] | None = None) -> WindowStats:
+        """Moments of ``w - at``; by default ``at`` is the mean window, and a fit is the fit with an unpenalised intercept.
+
+        The loss of that fit on another part is that part's, centred ``at`` the mean window of the fit.
+        """
+        if at is None:
+            at = self.total / self.count
+        shift = np.outer(at, self.total)
+        moment = self.moment - shift - shift.T + self.count * np.outer(at, at)
+        return replace(self, moment=moment, total=self.total - self.count * at)
 
     def shorter(self, lookback: int) -> WindowStats:
         """The same windows seen through a shorter look-back (its newest ``lookback`` values), without a new pass."""

@@ -12,7 +12,7 @@ from .linear import LinearForecaster, least_squares_affine, repeat_last, seasona
 from .nn import FilterBank
 from .protocol import LTSFData, evaluate
 from .regression import RidgePath, ridge
-from .selection import Candidates, averaged, blocked_cv, candidates, choose_by_blocks, choose_on_validation
+from .selection import Candidates, apply_rule, blocked_cv, candidates, choose_by_blocks, choose_on_validation
 
 # (K, P as a share of the period, r) of the strided banks tried on validation.
 STRIDED_GRID: tuple[tuple[int, float, int], ...] = ((4, 0.5, 8), (4, 0.5, 12), (8, 1.0, 8), (8, 1.0, 12))
@@ -20,7 +20,7 @@ STRIDED_GRID: tuple[tuple[int, float, int], ...] = ((4, 0.5, 8), (4, 0.5, 12), (
 STRIDED_ALPHAS: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
 
 CLOSED_FORM_ROWS: tuple[str, ...] = (
-    "averaged", "rrr-val", "rrr-blocks", "rrr-r12", "bank", "ridge", "rlinear-ols", "nlinear-ols", "dlinear-ols",
+    "chosen", "rrr-val", "rrr-blocks", "rrr-r12", "bank", "ridge", "rlinear-ols", "nlinear-ols", "dlinear-ols",
     "seasonal-naive", "repeat-last",
 )  # fmt: skip
 
@@ -84,7 +84,7 @@ def closed_form_table(
         raise ValueError(f"rows must be among {', '.join(CLOSED_FORM_ROWS)}, got {', '.join(sorted(unknown))}")
     lookbacks = tuple(lookbacks or data.spec.lookbacks)
     longest = max(lookbacks)
-    if {"averaged", "rrr-val", "rrr-blocks", "rrr-r12", "ridge", "bank"} & set(rows):
+    if {"chosen", "rrr-val", "rrr-blocks", "rrr-r12", "ridge", "bank"} & set(rows):
         grids = [candidates(data, length, horizon) for length in lookbacks]
     chosen: dict[str, tuple[LinearForecaster, dict[str, Any]]] = {}
     for row in rows:
@@ -106,8 +106,8 @@ def closed_form_table(
 def _row(
     row: str, data: LTSFData, horizon: int, lookbacks: Sequence[int], grids: list[Candidates]
 ) -> tuple[LinearForecaster, dict[str, Any]]:
-    if row == "averaged":
-        choice = averaged(grids)
+    if row == "chosen":
+        choice = apply_rule(grids)
         return choice.forecaster, choice.setting
     if row in ("rrr-val", "ridge"):
         choice = choose_on_validation(grids, full=row == "ridge")

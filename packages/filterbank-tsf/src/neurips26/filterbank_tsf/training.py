@@ -12,7 +12,7 @@ import os
 import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,13 +25,15 @@ class TrainConfig:
     """How a model is trained.
 
     Attributes:
-        lr: peak learning rate (AdamW, cosine to zero over ``epochs``).
+        lr: peak learning rate of AdamW.
         epochs: at most this many passes.
         patience: stop after so many epochs without a better validation error.
         batch: windows a step (all channels of a window together).
         weight_decay: of AdamW.
-        clip: gradient norm.
+        clip: gradient norm (``math.inf``: none).
         seed: of shuffling and dropout.
+        schedule: ``"cosine"`` to zero over ``epochs``; ``"halve"`` after every epoch; ``"decay"`` by a tenth an epoch from
+            the fourth on (the last two are the schedules that the papers of the peers name).
     """
 
     lr: float = 1e-3
@@ -41,6 +43,15 @@ class TrainConfig:
     weight_decay: float = 0.0
     clip: float = 1.0
     seed: int = 0
+    schedule: Literal["cosine", "halve", "decay"] = "cosine"
+
+    def rate(self, epoch: int, share: float) -> float:
+        """The learning rate after ``share`` of pass ``epoch``."""
+        if self.schedule == "halve":
+            return self.lr * 0.5**epoch
+        if self.schedule == "decay":
+            return self.lr * 0.9 ** max(epoch - 2, 0)
+        return self.lr * 0.5 * (1 + math.cos(math.pi * (epoch + share) / self.epochs))
 
 
 @dataclass
@@ -134,9 +145,8 @@ def train(
             model.train()
             total = 0.0
             for step, index in enumerate(torch.randperm(len(windows)).split(config.batch)):
-                progress = (epoch + step / steps) / config.epochs
                 for group in optimiser.param_groups:
-                    group["lr"] = config.lr * 0.5 * (1 + math.cos(math.pi * progress))
+                    group["lr"] = config.rate(epoch, step / steps)
                 x, y, phase = windows.batch(index)
                 if hasattr(model, "loss"):
                     loss = model.loss(x, y, phase)
