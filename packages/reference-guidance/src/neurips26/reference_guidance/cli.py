@@ -1,24 +1,22 @@
-"""Verbs of ``neurips26 reference-guidance``: build a bank, generate with it, list and resolve the released experiments."""
+"""Verbs of ``neurips26 reference-guidance``: banks, guided pictures, sweeps, released experiments, SPG, demonstrations."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
 __all__ = ["main"]
 
-CONFIGS = Path(__file__).parent / "configs" / "released.toml"
-
 
 @dataclass(frozen=True)
 class BankBuild:
-    """Encode a folder of images into a bank for one pipeline."""
+    """Encode a folder of images into a bank for one pipeline; an interrupted build continues."""
 
     pipe: str
     """Pipeline: a local folder, a hub id, or tiny:NAME (random weights, no download)."""
@@ -28,17 +26,20 @@ class BankBuild:
     """Bank to write (.safetensors)."""
     height: int = 768
     width: int = 768
+    fit: Literal["contain", "cover", "stretch"] = "contain"
     skip_unreadable: bool = False
 
     def run(self) -> dict[str, Any]:
         """Build and save."""
         from neurips26.reference_guidance.bank import ReferenceBank
+        from neurips26.reference_guidance.reproduce import load_pipeline
+        from neurips26.shared.progress import track
 
         on_error = "skip" if self.skip_unreadable else "raise"
-        pipe = load_pipeline(self.pipe)
         bank = ReferenceBank.from_images(
-            pipe, self.images, self.height, self.width, on_error=on_error, cache=self.out.with_suffix(".parts")
-        )
+            load_pipeline(self.pipe), self.images, self.height, self.width, self.fit, on_error=on_error,
+            cache=self.out.with_suffix(".parts"), progress=lambda batches: track(batches, "encoding"),
+        )  # fmt: skip
         return {"bank": str(bank.save(self.out)), "references": len(bank), "skipped": bank.provenance["skipped"]}
 
 
@@ -58,6 +59,26 @@ class BankInfo:
 
 
 @dataclass(frozen=True)
+class BankMix:
+    """A bank of which FRACTION comes from the second one."""
+
+    first: Path
+    second: Path
+    out: Path
+    fraction: float = 0.5
+    size: int = 0
+    """References of the mixed bank; 0 takes the size of the smaller one."""
+
+    def run(self) -> dict[str, Any]:
+        """Mix and save."""
+        from neurips26.reference_guidance.bank import ReferenceBank
+
+        first, second = ReferenceBank.load(self.first), ReferenceBank.load(self.second)
+        bank = first.mix(second, self.fraction, self.size or None)
+        return {"bank": str(bank.save(self.out)), "references": len(bank)}
+
+
+@dataclass(frozen=True)
 class Generate:
     """One picture without and one with the references, from the same noise, with what guidance did in every step."""
 
@@ -66,39 +87,66 @@ class Generate:
     out: Path
     prompt: str = ""
     strength: float = 0.5
-    schedule: str = "quadratic"
+    schedule: Literal["quadratic", "bell", "constant"] = "quadratic"
     topk: int = 4
-    mode: str = "in_step"
+    mode: Literal["in_step", "released", "released_first"] = "in_step"
     steps: int = 50
+    guidance_scale: float = 3.5
+    """Of the pipeline (classifier-free guidance); distilled models ignore it."""
     seed: int = 0
     device: str = "cpu"
 
     def run(self) -> dict[str, Any]:
         """Generate; finished pictures are kept."""
-        from neurips26.reference_guidance.bank import ReferenceBank
-        from neurips26.reference_guidance.guidance import ReferenceMeanGuidance
-        from neurips26.reference_guidance.schedulers import guide
+        return _grid(self, [{}])
 
-        done = self.out / "run.json"
-        if done.exists():
-            return json.loads(done.read_text())
+
+@dataclass(frozen=True)
+class Sweep(Generate):
+    """A picture for every combination of strengths, schedules and numbers of steps; finished pictures are kept."""
+
+    strengths: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0)
+    schedules: tuple[Literal["quadratic", "bell", "constant"], ...] = ("quadratic",)
+    numbers_of_steps: tuple[int, ...] = ()
+    """By default the one number of --steps."""
+    sizes: tuple[int, ...] = ()
+    """Numbers of references, the first of the bank; by default all."""
+
+    def run(self) -> dict[str, Any]:
+        """Sweep."""
+        values = {
+            "strength": self.strengths, "schedule": self.schedules, "steps": self.numbers_of_steps or (self.steps,),
+            "references": self.sizes or (0,),
+        }  # fmt: skip
+        return _grid(self, [dict(zip(values, row)) for row in itertools.product(*values.values())])
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Run one of the authors' FLUX.2 experiments (see `released`); smaller values make a rehearsal of it."""
+
+    name: Annotated[str, tyro.conf.Positional]
+    out: Path = Path("reproduced")
+    pipe: str = ""
+    """By default the released model."""
+    size: int = 0
+    steps: int = 0
+    references: int = 0
+    device: str = "cpu"
+
+    def run(self) -> dict[str, Any]:
+        """Run."""
         import torch
 
-        pipe, bank = load_pipeline(self.pipe).to(self.device), ReferenceBank.load(self.bank)
-        guidance = ReferenceMeanGuidance(bank, self.strength, self.schedule, topk=self.topk, mode=self.mode)
-        height, width = bank.size or (768, 768)
-        call = _call(self.pipe, self.prompt, self.steps, height, width)
+        from neurips26.reference_guidance import reproduce
 
-        def draw() -> Any:
-            return pipe(**call, generator=torch.Generator().manual_seed(self.seed)).images[0]
-
-        self.out.mkdir(parents=True, exist_ok=True)
-        draw().save(self.out / "base.png")
-        with guide(pipe, guidance):
-            draw().save(self.out / "guided.png")
-        found = {"settings": guidance.settings(), "steps": [h.to_json() for h in guidance.history]}
-        done.write_text(json.dumps(found, indent=1))
-        return found
+        how = reproduce.released(self.name)
+        dtype = torch.bfloat16 if self.device.startswith("cuda") else None
+        pipe = reproduce.load_pipeline(self.pipe or how["model"], dtype).to(self.device)
+        pipe.set_progress_bar_config(disable=True)
+        return reproduce.run_released(
+            self.name, pipe, self.out / self.name, size=self.size, steps=self.steps, references=self.references
+        )
 
 
 @dataclass(frozen=True)
@@ -109,47 +157,185 @@ class Released:
 
     def run(self) -> dict[str, Any]:
         """List or show."""
-        configs = tomllib.loads(CONFIGS.read_text("utf-8"))
-        if not self.name:
-            return {"experiments": sorted(k for k in configs if k != "defaults")}
-        if self.name not in configs:
-            raise ValueError(f"name: expected one of {', '.join(sorted(configs))}, got {self.name!r}")
-        return configs["defaults"] | configs[self.name]
+        from neurips26.reference_guidance.reproduce import released
+
+        return released(self.name)
 
 
-def load_pipeline(name: str) -> Any:
-    """A pipeline by folder, hub id or ``tiny:NAME``."""
-    if name.startswith("tiny:"):
-        from neurips26.reference_guidance.tiny import tiny_pipeline
+@dataclass(frozen=True)
+class SpgTrain:
+    """Train a semi-parametric generator, or its DiT baseline, on a bank of latents; a killed run continues."""
 
-        return tiny_pipeline(name.removeprefix("tiny:"))
-    from diffusers import DiffusionPipeline
+    out: Path
+    latents: Path | None = None
+    """A bank (.safetensors) whose latents (n, c, h, w) are the training set; by default scikit-learn's digits."""
+    model: Literal["spg", "dit"] = "spg"
+    steps: int = 10_000
+    batch: int = 64
+    bank: int = 0
+    """References drawn a step; 0 takes the whole training set."""
+    lr: float = 1e-4
+    patch: int = 2
+    dim: int = 768
+    depth: int = 11
+    heads: int = 12
+    anchor_heads: int = 8
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    seed: int = 0
+    every: int = 500
+    """Steps between checkpoints."""
 
-    try:
-        return DiffusionPipeline.from_pretrained(name)
-    except OSError as error:
-        raise ValueError(f"pipe: cannot load {name!r} from disk or the hub ({str(error).splitlines()[0]})") from error
+    def run(self) -> dict[str, Any]:
+        """Train."""
+        import torch
+
+        from neurips26.reference_guidance.bank import ReferenceBank
+        from neurips26.reference_guidance.spg import SPG, DiTMean, SPGConfig
+        from neurips26.reference_guidance.spg_train import SPGTrainer, TrainConfig
+        from neurips26.reference_guidance.toys import digits
+        from neurips26.shared.progress import track
+
+        data = digits().images if self.latents is None else ReferenceBank.load(self.latents).latents
+        if data.ndim != 4:
+            raise ValueError(f"latents: expected (n, c, h, w), got {tuple(data.shape)}")
+        sizes = SPGConfig(*data.shape[1:], self.patch, self.dim, self.depth, self.heads, self.anchor_heads)
+        torch.manual_seed(self.seed)
+        model = SPG.from_sizes(sizes) if self.model == "spg" else DiTMean.of_equal_budget(sizes)
+        config = TrainConfig(self.steps, self.batch, self.bank, self.lr, precision=self.precision, seed=self.seed)
+        trainer, checkpoint = SPGTrainer(model, data.float(), config), self.out / "checkpoint.pt"
+        if checkpoint.exists():
+            trainer.load(checkpoint)
+        ends = range(min(trainer.step + self.every, self.steps), self.steps + self.every, self.every)
+        for end in track(ends, "training") if trainer.step < self.steps else ():
+            trainer.train(min(end, self.steps), save_to=checkpoint)
+        trainer.averaged().save_pretrained(self.out / "model")
+        last = trainer.losses[-50:]
+        return {
+            "model": str(self.out / "model"), "steps": trainer.step, "loss": sum(last) / len(last), "skipped": trainer.skipped
+        }  # fmt: skip
 
 
-def _call(pipe: str, prompt: str, steps: int, height: int, width: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class SpgSample:
+    """Latents drawn by a trained generator under any reference set, saved as a bank."""
+
+    model: Path
+    bank: Path
+    out: Path
+    n: int = 16
+    steps: int = 20
+    seed: int = 0
+
+    def run(self) -> dict[str, Any]:
+        """Sample."""
+        from neurips26.reference_guidance.bank import ReferenceBank
+
+        x = self.draw()
+        return {"samples": str(ReferenceBank.from_latents(x).save(self.out)), "n": len(x)}
+
+    def draw(self) -> Any:
+        """The samples."""
+        import torch
+
+        from neurips26.reference_guidance.bank import ReferenceBank
+        from neurips26.reference_guidance.spg import SPG
+        from neurips26.reference_guidance.spg_pipeline import SPGPipeline
+
+        pipe = SPGPipeline(SPG.from_pretrained(self.model).eval())
+        generator = torch.Generator().manual_seed(self.seed)
+        return pipe(self.n, ReferenceBank.load(self.bank), self.steps, generator)
+
+
+@dataclass(frozen=True)
+class SpgEval(SpgSample):
+    """Frechet and kernel distance of samples to the reference set, and how close they lie to single references.
+
+    Distances are taken in latent space: none of them is an FID.
+    """
+
+    n: int = 500
+
+    def run(self) -> dict[str, Any]:
+        """Sample and measure."""
+        from neurips26.reference_guidance.bank import ReferenceBank
+        from neurips26.reference_guidance.metrics import copy_distance, frechet_distance, kernel_distance
+
+        x, bank = self.draw(), ReferenceBank.load(self.bank)
+        ReferenceBank.from_latents(x).save(self.out)
+        real = bank.latents.float()
+        return {
+            "frechet": frechet_distance(real, x), "kernel": kernel_distance(real, x), "nearest": copy_distance(x, bank)
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Train a small flow on real data and draw what references do to it (moons needs no training)."""
+
+    what: Annotated[Literal["moons", "digits", "faces"], tyro.conf.Positional]
+    out: Path = Path("demo")
+    seed: int = 0
+
+    def run(self) -> dict[str, Any]:
+        """Draw."""
+        from neurips26.reference_guidance import pictures
+        from neurips26.shared import data
+
+        self.out.mkdir(parents=True, exist_ok=True)
+        path = self.out / f"{self.what}.png"
+        if self.what == "moons":
+            pictures.moon_fields(path, self.seed)
+        elif self.what == "digits":
+            pictures.digit_sheets(path, self.out / "digits-steps.png", self.seed, 160)
+        else:
+            pictures.face_sheet(path, data.require("reference-guidance", "olivetti_faces_64.npz"), self.seed)
+        return {"picture": str(path)}
+
+
+def _grid(how: Generate, grid: list[dict[str, Any]]) -> dict[str, Any]:
+    """Pictures of a grid of settings under one bank."""
+    from neurips26.reference_guidance.bank import ReferenceBank
+    from neurips26.reference_guidance.reproduce import load_pipeline, run_grid
+
+    pipe, bank = load_pipeline(how.pipe).to(how.device), ReferenceBank.load(how.bank)
+    bank.check_pipe(pipe)
+    pipe.set_progress_bar_config(disable=True)
+    height, width = bank.size or (768, 768)
+    row: dict[str, Any] = {
+        "bank": bank, "strength": how.strength, "schedule": how.schedule, "window": (0.0, 0.95), "topk": how.topk,
+        "mode": how.mode, "steps": how.steps, "guidance_scale": how.guidance_scale, "prompt": how.prompt,
+        "seed": how.seed, "height": height, "width": width, "call": _embeddings(how.pipe),
+    }  # fmt: skip
+    for change in grid:
+        m = change.pop("references", 0)
+        if m:
+            change |= {"references": m, "bank": bank.subset(list(range(min(m, len(bank)))))}
+    return run_grid(pipe, row, grid, how.out)
+
+
+def _embeddings(pipe: str) -> dict[str, Any] | None:
+    """``tiny:NAME`` has no text encoder: it is given embeddings instead of a prompt."""
     if not pipe.startswith("tiny:"):
-        return {"prompt": prompt, "num_inference_steps": steps, "height": height, "width": width}
+        return None
     from neurips26.reference_guidance.tiny import tiny_call
 
-    call = tiny_call(
-        pipe.removeprefix("tiny:"), num_inference_steps=steps, height=height, width=width, output_type="pil"
-    )
-    call.pop("generator")
-    return call
+    call = tiny_call(pipe.removeprefix("tiny:"), output_type="pil")
+    return {k: v for k, v in call.items() if k not in ("generator", "num_inference_steps", "height", "width")}
+
+
+VERBS = {
+    "bank-build": BankBuild, "bank-info": BankInfo, "bank-mix": BankMix, "generate": Generate, "sweep": Sweep,
+    "released": Released, "reproduce": Reproduce, "spg-train": SpgTrain, "spg-sample": SpgSample, "spg-eval": SpgEval,
+    "demo": Demo,
+}  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
     """Run one verb; errors of the package become one line."""
-    verbs = {"bank-build": BankBuild, "bank-info": BankInfo, "generate": Generate, "released": Released}
-    verb = tyro.extras.subcommand_cli_from_dict(verbs, args=argv, prog="neurips26 reference-guidance")
+    verb = tyro.extras.subcommand_cli_from_dict(VERBS, args=argv, prog="neurips26 reference-guidance")
     try:
         print(json.dumps(verb.run(), indent=1))
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import tomllib
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,17 @@ from torch import Tensor
 from neurips26.reference_guidance.bank import ReferenceBank
 from neurips26.reference_guidance.bridge import LinearBridge
 from neurips26.reference_guidance.guidance import ReferenceMeanGuidance
-from neurips26.reference_guidance.metrics import AttributeClassifier, copy_distance, frechet_distance, kernel_distance
+from neurips26.reference_guidance.metrics import (
+    AttributeClassifier,
+    Judge,
+    NearestClassifier,
+    copy_distance,
+    frechet_distance,
+    kernel_distance,
+    oriented_gradients,
+    pixels_and_squares,
+    spread,
+)
 from neurips26.reference_guidance.posterior import reference_mean, squared_norms
 from neurips26.reference_guidance.spg import SPG, DiTMean, SPGConfig, euler_sample
 from neurips26.reference_guidance.spg_train import SPGTrainer, TrainConfig
@@ -22,6 +34,7 @@ from neurips26.reference_guidance.steering import SparseLabelSteering
 from neurips26.reference_guidance.toys import (
     Split,
     VectorFlow,
+    cats_and_dogs,
     digits,
     faces,
     moons,
@@ -37,11 +50,37 @@ __all__ += ["reference_mean", "released_and_true_time", "sparse_labels", "spg_qu
 
 #: References in a bank and references kept at each step (the authors' M and k).
 BANK, TOPK = 20, 4
+#: What the tuning grid tries: the strength of ours, and the settings of the rivals, three each.
+STRENGTH_GRID = (1.0, 2.0, 4.0)
 #: Strength curves reported for every control claim: schedule, strength, metric.
 CURVE = [
     ("quadratic", 0.5, "mean"), ("quadratic", 1.0, "mean"), ("quadratic", 2.0, "mean"), ("bell", 0.5, "mean"),
     ("bell", 1.0, "mean"), ("constant", 0.5, "mean"), ("quadratic", 2.0, "sum"),
 ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """Settings of the rivals, each the better of three on a tuning seed (grid "control-settings").
+
+    Attributes:
+        average: strength of latent averaging, on the quadratic schedule.
+        sdedit: noise level a reference is brought to.
+        classifier: strength of classifier guidance.
+    """
+
+    average: float
+    sdedit: float
+    classifier: float
+
+
+CHOSEN = tomllib.loads((Path(__file__).parent / "configs" / "chosen.toml").read_text("utf-8"))
+RIVALS = Rivals(**CHOSEN["rivals"])
+RIVAL_GRID = (Rivals(1.0, 0.5, 5.0), Rivals(2.0, 0.7, 20.0), Rivals(4.0, 0.85, 80.0))
+
+
+#: The points of the curve that a quick run draws.
+SHORT_CURVE = [("quadratic", 1.0, "mean"), ("quadratic", 2.0, "mean"), ("bell", 0.5, "mean")]
 
 
 def _noise(n: int, shape: tuple[int, ...], seed: int, *names: object) -> Tensor:
@@ -58,40 +97,60 @@ def setting(schedule: str, strength: float, metric: str) -> str:
 
 
 def control(
-    flow: VectorFlow, bank: ReferenceBank, judge: AttributeClassifier, target: int, noise: Tensor, seed: int,
-    prompt: int | None = None, curve: list[tuple[str, float, str]] | None = None,
+    flow: VectorFlow, bank: ReferenceBank, judge: Judge, target: int, noise: Tensor, seed: int,
+    prompt: int | None = None, curve: list[tuple[str, float, str]] | None = None, rivals: Rivals | None = None,
 ) -> dict[str, dict[str, float]]:  # fmt: skip
-    """Rate of the attribute and copy distance: unguided, over the strength curve, and for the rivals."""
+    """Rate of the attribute, copy distance and spread: unguided, over the strength curve, and for the rivals.
+
+    Args:
+        flow: the frozen flow.
+        bank: the references.
+        judge: of the attribute; only an :class:`AttributeClassifier` can also guide.
+        target: the wanted class.
+        noise: starting points, the same for every method.
+        seed: of the references that are copied or noised.
+        prompt: the attribute in words, where the flow knows prompts.
+        curve: points of the strength curve; all of ``CURVE`` by default.
+        rivals: settings of the rivals.
+    """
+    how, rng = rivals or RIVALS, seeding.rng(seed, "rivals")
 
     def plain(x: Tensor, t: Tensor) -> Tensor:
         return flow(x, t)
 
-    def guided(**how: Any) -> Tensor:
-        return sample_flow(plain, noise, ReferenceMeanGuidance(bank, **{"topk": TOPK, "window": (0.0, 1.0)} | how))
+    def guided(**options: Any) -> Tensor:
+        return sample_flow(plain, noise, ReferenceMeanGuidance(bank, **{"topk": TOPK, "window": (0.0, 1.0)} | options))
 
     found = {"unguided": sample_flow(plain, noise)}
-    for schedule, strength, metric in curve or CURVE:
+    for schedule, strength, metric in CURVE if curve is None else curve:
         found[setting(schedule, strength, metric)] = guided(strength=strength, schedule=schedule, metric=metric)
     # averaging latents: the plain mean of the bank in place of the posterior mean
-    found["latent average"] = guided(strength=2.0, schedule="quadratic", temperature=1e12, topk=None)
-    rng = seeding.rng(seed, "rivals")
+    found["latent average"] = guided(strength=how.average, schedule="quadratic", temperature=1e12, topk=None)
     copies = bank.latents[torch.from_numpy(rng.integers(len(bank), size=len(noise)))]
     found["copy of a reference"] = copies
-    sigma = 0.7  # SDEdit: a reference noised to this level, then denoised (steps 6 to 20 of 20)
-    found["SDEdit"] = sample_flow(plain, (1 - sigma) * copies + sigma * noise, start=6)
+    start = round(20 * (1 - how.sdedit))  # SDEdit: a reference noised to this level, then denoised
+    sigma = 1 - start / 20
+    found["SDEdit"] = sample_flow(plain, (1 - sigma) * copies + sigma * noise, start=start)
+    if isinstance(judge, AttributeClassifier):
+        probe = judge
 
-    def classified(x: Tensor, t: Tensor) -> Tensor:
-        # guidance by the gradient of a linear probe at the endpoint mean, scaled to the size of the noise level
-        v, s = flow(x, t), (1 - t).reshape(-1, *[1] * (x.ndim - 1))
-        grad = judge.gradient(x - s * v, target)
-        return v - s * grad * (4.0 / judge_scale)
+        def classified(x: Tensor, t: Tensor) -> Tensor:
+            # the probe's gradient at the endpoint mean, relative to its size on real images
+            v, s = flow(x, t), (1 - t).reshape(-1, *[1] * (x.ndim - 1))
+            return v - s * how.classifier / probe.scale * probe.gradient(x - s * v, target)
 
-    judge_scale = float(np.abs(judge.model.coef_).mean() * np.sqrt(judge.model.coef_.shape[1]))
-    found["classifier guidance"] = sample_flow(classified, noise)
+        found["classifier guidance"] = sample_flow(classified, noise)
     if prompt is not None:
         said = torch.full((len(noise),), prompt)
         found["prompt"] = sample_flow(lambda x, t: flow(x, t, said), noise)
-    return {k: {"rate": judge.rate(x, target), "copy": copy_distance(x, bank)} for k, x in found.items()}
+    return {
+        k: {"rate": judge.rate(x, target), "copy": copy_distance(x, bank), "spread": spread(x)}
+        for k, x in found.items()
+    }
+
+
+def _average(rows: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
+    return {k: {m: float(np.mean([r[k][m] for r in rows])) for m in rows[0][k]} for k in rows[0]}
 
 
 # Two moons ----------------------------------------------------------------------------------------------------------
@@ -114,12 +173,15 @@ def _nearest(data: Split) -> Any:
     return lambda x: label[torch.cdist(x, data.images).argmin(1)]
 
 
-def sparse_labels(seed: int, source: str = "moons", trials: int = 1, n: int = 64) -> dict[str, dict[str, float]]:
+def sparse_labels(
+    seed: int, source: str = "moons", per_class: tuple[int, ...] = (1, 2, 5, 10, 20, 50), trials: int = 1, n: int = 64
+) -> dict[str, dict[str, float]]:
     """Accuracy of class-conditional samples from M labelled points a class; no network.
 
     Args:
         seed: of points, labels and noise.
         source: ``"moons"`` (1,000 points) or ``"digits"`` (the zeros and ones of scikit-learn's digits).
+        per_class: numbers M of labelled points a class.
         trials: draws of the labelled points.
         n: samples a class.
 
@@ -127,7 +189,7 @@ def sparse_labels(seed: int, source: str = "moons", trials: int = 1, n: int = 64
         by M: accuracy unconditionally ("none"), with soft labels, and with the true labels of all ("hard").
     """
     out: dict[str, dict[str, float]] = {}
-    for m in (1, 2, 5, 10, 20, 50):
+    for m in per_class:
         rates: dict[str, list[float]] = {"none": [], "soft": [], "hard": []}
         for trial in range(trials):
             points, label = _two_classes(source, seed * 10 + trial)
@@ -187,55 +249,83 @@ def digit_flow(seed: int, steps: int = 160) -> VectorFlow:
     return train_flow(train.images, steps, seed, 384, prompts=train.labels["digit"][:, None] + 1)
 
 
-def digit_control(seed: int, flow_seed: int, per_class: int = 16, steps: int = 200) -> dict[str, Any]:
-    """Control of the digit by banks of 20 test digits, averaged over the ten classes."""
+def digit_control(
+    seed: int, flow_seed: int, per_class: int = 16, steps: int = 200, classes: int = 10, short: bool = False
+) -> dict[str, Any]:
+    """Control of the digit by banks of 20 test digits, averaged over ``classes`` random classes."""
     flow, judge, (_, test) = digit_flow(flow_seed, steps), digit_judge(), split(digits(), 0.3, 4)
-    rows = []
-    for c in range(10):
+    rows, held = [], []
+    for c in _classes(seed, classes):
         pool = test.where(digit=c)
-        bank = ReferenceBank.from_latents(test.images[_pick(pool, BANK, seed, c)])
-        rows.append(control(flow, bank, judge, c, _noise(per_class, (1, 8, 8), seed, c), seed + c, c + 1))
-    out: dict[str, Any] = {k: {m: float(np.mean([r[k][m] for r in rows])) for m in ("rate", "copy")} for k in rows[0]}
-    out["held out"] = {"rate": judge.accuracy, "copy": _held_out(test, seed)}
-    return out
+        inside = _pick(pool, BANK, seed, c)
+        real = test.images[pool[~torch.isin(pool, inside)]]
+        bank = ReferenceBank.from_latents(test.images[inside])
+        curve = SHORT_CURVE if short else None
+        rows.append(control(flow, bank, judge, c, _noise(per_class, (1, 8, 8), seed, c), seed + c, c + 1, curve))
+        held.append(
+            {"rate": judge.rate(real, c), "copy": copy_distance(real, bank), "spread": spread(real[:per_class])}
+        )
+    return _average(rows) | {"held out": {k: float(np.mean([h[k] for h in held])) for k in held[0]}}
 
 
-def _held_out(test: Split, seed: int) -> float:
-    """Distance of real test digits of a class, not in the bank, to the bank."""
-    values = []
+def _classes(seed: int, n: int) -> list[int]:
+    return sorted(seeding.rng(seed, "classes").permutation(10)[:n].tolist())
+
+
+def settings_grid(seed: int, steps: int, per_class: int = 8) -> dict[str, dict[str, dict[str, float]]]:
+    """Three settings of every method on digits; by method and setting: rate, copy distance, spread."""
+    flow, judge, (_, test) = digit_flow(seed, steps), digit_judge(), split(digits(), 0.3, 4)
+    found: dict[str, list[dict[str, dict[str, float]]]] = {}
+    real = []
     for c in range(10):
         pool = test.where(digit=c)
         inside = _pick(pool, BANK, seed, c)
-        outside = pool[~torch.isin(pool, inside)]
-        values.append(copy_distance(test.images[outside], ReferenceBank.from_latents(test.images[inside])))
-    return float(np.mean(values))
+        bank = ReferenceBank.from_latents(test.images[inside])
+        real.append(copy_distance(test.images[pool[~torch.isin(pool, inside)]], bank))
+        noise = _noise(per_class, (1, 8, 8), seed, c)
+        for i, rivals in enumerate(RIVAL_GRID):
+            curve = [("quadratic", STRENGTH_GRID[i], "mean")]
+            row = control(flow, bank, judge, c, noise, seed + c, curve=curve, rivals=rivals)
+            row["quadratic"] = row.pop(setting(*curve[0]))
+            found.setdefault(str(i), []).append(row)
+    out: dict[str, Any] = {i: _average(rows) for i, rows in found.items()}
+    out["held out"] = {"real": {"copy": float(np.mean(real))}}
+    return out
+
+
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def digit_composition(seed: int, flow_seed: int, steps: int = 200, n: int = 120) -> dict[str, dict[str, float]]:
-    """Share of ones among zeros and ones, by the share of ones in a bank of 20; both metrics."""
+    """Share of ones among zeros and ones, by the share of ones in a bank of 20.
+
+    Three means: the exact posterior with top 4 ("sum"), the released distance with all ("mean"), the plain average.
+    """
     flow, judge, (_, test) = digit_flow(flow_seed, steps), digit_judge(), split(digits(), 0.3, 4)
     zero, one = (ReferenceBank.from_latents(test.images[_pick(test.where(digit=c), BANK, seed, c)]) for c in (0, 1))
     noise = _noise(n, (1, 8, 8), seed, "composition")
-    out: dict[str, dict[str, float]] = {}
-    for metric, k in (("sum", TOPK), ("mean", BANK)):
-        out[metric] = {}
-        for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-            g = ReferenceMeanGuidance(zero.mix(one, share), 2.0, "quadratic", (0.0, 1.0), k, metric)
+    how: dict[str, dict[str, Any]] = {
+        "sum": {"topk": TOPK, "metric": "sum"}, "mean": {"topk": None}, "latent average": {"topk": None, "temperature": 1e12}
+    }  # fmt: skip
+    out: dict[str, dict[str, float]] = {k: {} for k in how}
+    for name, options in how.items():
+        for share in SHARES:
+            g = ReferenceMeanGuidance(zero.mix(one, share), 2.0, "quadratic", (0.0, 1.0), **options)
             seen = judge.predict(sample_flow(flow, noise, g))
             ones, zeros = int((seen == 1).sum()), int((seen == 0).sum())
-            out[metric][f"{share:g}"] = ones / max(1, ones + zeros)
+            out[name][f"{share:g}"] = ones / max(1, ones + zeros)
     return out
 
 
 def released_and_true_time(
-    seed: int, flow_seed: int, steps: int = 200, n: int = 24, shift: float = 3.0
+    seed: int, flow_seed: int, steps: int = 200, n: int = 24, shift: float = 3.0, classes: int = 10
 ) -> dict[str, dict[str, float]]:
     """The authors' pink-elephant setting (strength 0.5 quadratic, window .15-.95) on digits under a shifted schedule."""
     flow, judge, (_, test) = digit_flow(flow_seed, steps), digit_judge(), split(digits(), 0.3, 4)
     modes = {"true time": ("in_step", "sigma"), "step fraction": ("in_step", "step_fraction")}
     modes |= {"released": ("released", "step_fraction"), "released first": ("released_first", "step_fraction")}
     found: dict[str, dict[str, list[float]]] = {k: {"rate": [], "copy": []} for k in ["unguided", *modes]}
-    for c in range(10):
+    for c in _classes(seed, classes):
         bank = ReferenceBank.from_latents(test.images[_pick(test.where(digit=c), BANK, seed, c)])
         noise = _noise(n, (1, 8, 8), seed, "released", c)
         for name in found:
@@ -250,34 +340,42 @@ def released_and_true_time(
 
 
 # Faces --------------------------------------------------------------------------------------------------------------
+FACE_STEPS, PEOPLE_STEPS, ANIMAL_STEPS = 200, 130, 160
+
+
 @cache
-def _mixed(path: Path) -> tuple[Split, Split, dict[str, AttributeClassifier]]:
-    """Faces with attributes: training people, the last ten people for banks, and the judges."""
+def _mixed(path: Path) -> tuple[Split, Split, dict[str, Judge]]:
+    """Faces with attributes: 30 people to train on, photographs 5 to 9 of the other ten for banks, and the judges.
+
+    Tint, style and layout are judged by rules fitted to the 30 people and tested on the other ten. A person is the one
+    of the nearest image among photographs 0 to 4 (which no bank holds).
+    """
     grey = photographs(path)
     every = faces(grey)
-    known = every.labels["person"] < 30
-    train, bank = every.take(known.nonzero().flatten()), every.take((~known).nonzero().flatten())
-    some, other = (_pick(torch.arange(len(train)), 1500, s, "judge") for s in (1, 2))
-    judges = {}
+    known, early = every.labels["person"] < 30, torch.arange(len(every)) // 27 % 10 < 5
+    train, bank = every.take(known.nonzero().flatten()), every.take((~known & ~early).nonzero().flatten())
+    some = _pick(torch.arange(len(train)), 1500, 1, "judge")
+    judges: dict[str, Judge] = {}
     for name in ("tint", "style", "layout"):
-        y = train.labels[name]
-        judges[name] = AttributeClassifier((train.images[some], y[some]), (train.images[other], y[other]))
-    # identity among ten people of the banks, judged across tints, styles and layouts
-    half = torch.arange(len(bank)) % 2 == 0
-    y = bank.labels["person"]
-    judges["person"] = AttributeClassifier((bank.images[half], y[half]), (bank.images[~half], y[~half]))
+        judges[name] = AttributeClassifier(
+            (train.images[some], train.labels[name][some]),
+            (bank.images, bank.labels[name]),
+            features=pixels_and_squares,
+        )
+    seen = every.take((~known & early).nonzero().flatten())
+    judges["person"] = NearestClassifier((seen.images, seen.labels["person"]), (bank.images, bank.labels["person"]))
     return train, bank, judges
 
 
 @cache
-def mixed_flow(path: Path, seed: int, steps: int = 160) -> VectorFlow:
+def mixed_flow(path: Path, seed: int, steps: int = FACE_STEPS) -> VectorFlow:
     """A flow over coloured, styled, placed faces of 30 people."""
     train, _, _ = _mixed(path)
     prompts = torch.stack([train.labels["tint"] + 1, train.labels["style"] + 4, train.labels["layout"] + 7], 1)
     return train_flow(train.images, steps, seed, 512, prompts=prompts)
 
 
-def face_control(path: Path, seed: int, n: int = 80) -> dict[str, Any]:
+def face_control(path: Path, seed: int, n: int = 48) -> dict[str, Any]:
     """Colour (red), style (sketch), structure (left half) and identity by banks of 20 that mix all other attributes."""
     train, pool, judges = _mixed(path)
     flow, shape = mixed_flow(path, seed), tuple(train.images.shape[1:])
@@ -289,7 +387,9 @@ def face_control(path: Path, seed: int, n: int = 80) -> dict[str, Any]:
         rest = pool.where(**{name: target})
         rest = _pick(rest[~torch.isin(rest, inside)], 80, seed, name, "rest")
         real = pool.images[rest]
-        out[name]["held out"] = {"rate": judges[name].accuracy, "copy": copy_distance(real, bank)}
+        out[name]["held out"] = {
+            "rate": judges[name].rate(real, target), "copy": copy_distance(real, bank), "spread": spread(real)
+        }  # fmt: skip
     return out
 
 
@@ -305,36 +405,95 @@ def _people(path: Path) -> tuple[Split, Split, AttributeClassifier]:
     return train, unseen, judge
 
 
-def identity_control(path: Path, seed: int, people: int = 6, n: int = 16) -> dict[str, Any]:
+def identity_control(path: Path, seed: int, people: int = 4, n: int = 16) -> dict[str, Any]:
     """Identity on plain faces by the three photographs of a person that the flow never saw."""
     train, unseen, judge = _people(path)
-    flow, shape = train_flow(train.images, 130, seed, 512), tuple(train.images.shape[1:])
-    rows, real = [], []
+    flow, shape = train_flow(train.images, PEOPLE_STEPS, seed, 512), tuple(train.images.shape[1:])
+    rows, held = [], []
     for p in seeding.rng(seed, "people").permutation(40)[:people].tolist():
         bank = ReferenceBank.from_latents(unseen.images[unseen.where(person=p)])
         rows.append(control(flow, bank, judge, p, _noise(n, shape, seed, p), seed + p))
-        real.append(copy_distance(train.images[train.where(person=p)], bank))
-    out: dict[str, Any] = {k: {m: float(np.mean([r[k][m] for r in rows])) for m in ("rate", "copy")} for k in rows[0]}
-    out["held out"] = {"rate": judge.accuracy, "copy": float(np.mean(real))}
-    return out
+        # other real photographs of the person, to the bank; the judge is tested on the unseen ones
+        real = train.images[train.where(person=p)]
+        held.append({"rate": judge.rate(bank.latents, p), "copy": copy_distance(real, bank), "spread": spread(real)})
+    return _average(rows) | {"held out": {k: float(np.mean([h[k] for h in held])) for k in held[0]}}
+
+
+# Cats and dogs ------------------------------------------------------------------------------------------------------
+SPECIES = ("cat", "dog")
+
+
+@cache
+def _animals(path: Path) -> tuple[Split, Split, AttributeClassifier]:
+    """Training and test photographs, and a judge of the species (far from perfect at 16 pixels: see its accuracy)."""
+    train, test = cats_and_dogs(path)
+    judge = AttributeClassifier(
+        (train.images, train.labels["species"]), (test.images, test.labels["species"]), 1.0, oriented_gradients
+    )
+    return train, test, judge
+
+
+@cache
+def animal_flow(path: Path, seed: int, steps: int = ANIMAL_STEPS) -> VectorFlow:
+    """A flow over cats and dogs."""
+    train, _, _ = _animals(path)
+    return train_flow(train.images, steps, seed, 512, prompts=train.labels["species"][:, None] + 1)
+
+
+def animal_control(path: Path, seed: int, n: int = 80) -> dict[str, Any]:
+    """A set of 20 test cats against one of 20 test dogs: how far the share judged a dog moves ("rate").
+
+    For every method the rate is that share under dogs minus that share under cats, so a judge's bias cancels. Real cats
+    and dogs give the most a method can reach ("held out").
+    """
+    train, test, judge = _animals(path)
+    flow, shape = animal_flow(path, seed), tuple(train.images.shape[1:])
+    noise = _noise(n, shape, seed, "animals")
+    sides, real = [], []
+    for species in (0, 1):
+        pool = test.where(species=species)
+        inside = _pick(pool, BANK, seed, species)
+        bank = ReferenceBank.from_latents(test.images[inside])
+        # the target of the probe is the set's species; the rate counts dogs under both
+        found = control(flow, bank, judge, species, noise, seed + species, species + 1)
+        sides.append(found)
+        rest = _pick(pool[~torch.isin(pool, inside)], 200, seed, species, "rest")
+        x = test.images[rest]
+        real.append({"rate": judge.rate(x, species), "copy": copy_distance(x, bank), "spread": spread(x)})
+    out = _average(sides)
+    for name, row in out.items():
+        row["rate"] = sides[1][name]["rate"] + sides[0][name]["rate"] - 1.0
+    held = {k: float(np.mean([r[k] for r in real])) for k in real[0]}
+    held["rate"] = real[0]["rate"] + real[1]["rate"] - 1.0
+    return out | {"held out": held}
 
 
 # Semi-parametric generator -------------------------------------------------------------------------------------------
-#: 8x8 digits in 2x2 patches; the baseline has one block more and no set.
-SMALL = SPGConfig(1, 8, 8, 2, 64, 2, 4, 4, 64)
-SPG_STEPS, SPG_RATES = 200, (1e-3, 3e-3)
-#: The better of the two for each model on the tuning seed (grid "spg-rate").
-SPG_CHOSEN = (("SPG", 1e-3), ("DiT", 3e-3))
+#: 8x8 digits in four patches of 16 numbers. One anchor head: its keys are then 64 wide (96 in the authors' model), and the
+#: width bounds how sharp the softmax over normalised queries and keys can become.
+SMALL = SPGConfig(1, 8, 8, 4, 64, 3, 4, 1, 64)
+SPG_STEPS, SPG_RATES = 400, (1e-3, 3e-3)
 
 
 def train_small(kind: str, rate: float, seed: int, steps: int = SPG_STEPS) -> SPG | DiTMean:
-    """One model of either kind on the training digits; sets of 96 random references."""
+    """One model of either kind on the training digits; sets of 96 random references.
+
+    The DiT has as many blocks as the refiner and a time embedding of 80 in place of 64 numbers, which makes the numbers of
+    parameters equal (within 1 %). One block more, as at the authors' size, would here give it a fifth more.
+    """
     train, _ = split(digits(), 0.3, 4)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = SPG.from_sizes(SMALL) if kind == "SPG" else DiTMean.of_equal_budget(SMALL)
+        equal = replace(SMALL, depth=SMALL.depth - 1, time_dim=80)
+        model = SPG.from_sizes(SMALL) if kind == "SPG" else DiTMean.of_equal_budget(equal)
     config = TrainConfig(steps, 64, 96, rate, ema=0.99, seed=seed)
     return SPGTrainer(model, train.images, config).train().averaged()  # type: ignore[return-value]
+
+
+@cache
+def trained(kind: str, seed: int, steps: int = SPG_STEPS) -> SPG | DiTMean:
+    """A model at the rate chosen for its kind."""
+    return train_small(kind, CHOSEN["spg"][kind], seed, steps)
 
 
 def spg_samples(model: SPG | DiTMean, noise: Tensor, references: Tensor | None, retrieved_only: bool = False) -> Tensor:
@@ -356,11 +515,11 @@ def tuning_score(kind: str, rate: float, seed: int, n: int = 400) -> float:
     return frechet_distance(train.images, spg_samples(train_small(kind, rate, seed), _noise(n, (1, 8, 8), seed), refs))
 
 
-def spg_quality(seed: int, rates: tuple[tuple[str, float], ...], n: int = 600) -> dict[str, Any]:
+def spg_quality(seed: int, n: int = 600, steps: int = SPG_STEPS) -> dict[str, Any]:
     """Distances of both models to the training digits, and what a one-class set does to an SPG."""
     train, test = split(digits(), 0.3, 4)
     noise, judge = _noise(n, (1, 8, 8), seed, "spg"), digit_judge()
-    models = {kind: train_small(kind, rate, seed) for kind, rate in rates}
+    models = {kind: trained(kind, seed, steps) for kind in ("SPG", "DiT")}
     refs = train.images[_pick(torch.arange(len(train)), 256, seed)]
     found = {kind: spg_samples(m, noise, refs) for kind, m in models.items()}
     found["retrieved mean only"] = spg_samples(models["SPG"], noise, refs, retrieved_only=True)
@@ -369,15 +528,17 @@ def spg_quality(seed: int, rates: tuple[tuple[str, float], ...], n: int = 600) -
         k: {"frechet": frechet_distance(train.images, x), "kernel": kernel_distance(train.images, x)}
         for k, x in found.items()
     }
-    swap, mixed, copies = [], [], []
+    out["parameters"] = {kind: sum(p.numel() for p in m.parameters()) for kind, m in models.items()}
+    swap, mixed, copies, real = [], [], [], []
     for c in range(10):
         bank = ReferenceBank.from_latents(test.images[test.where(digit=c)])
         x = spg_samples(models["SPG"], noise[c * 40 : (c + 1) * 40], bank.latents)
         swap.append(judge.rate(x, c))
         mixed.append(judge.rate(found["SPG"], c))
         copies.append(copy_distance(x, bank))
+        real.append(copy_distance(train.images[train.where(digit=c)], bank))
     out["swap"] = {"rate": float(np.mean(swap)), "mixed": float(np.mean(mixed)), "copy": float(np.mean(copies))}
-    out["swap"]["real copy"] = _held_out(test, seed)
+    out["swap"]["real copy"] = float(np.mean(real))
     gate = models["SPG"].blend
     with torch.no_grad():
         out["gate"] = [] if gate is None else gate(torch.tensor([0.1, 0.5, 0.9])).flatten().tolist()

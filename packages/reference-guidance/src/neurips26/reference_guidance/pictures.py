@@ -17,6 +17,7 @@ from neurips26.reference_guidance.toys import digits, moons, sample_flow, split
 from neurips26.shared import plots
 
 __all__ = [
+    "animal_sheet",
     "composition_strip",
     "contact_sheet",
     "digit_sheets",
@@ -73,7 +74,7 @@ def digit_sheets(sheet: Path, steps_path: Path, flow_seed: int, steps: int) -> N
         axes[1].set(xlabel="sigma", ylabel="norm of the correction", xlim=(1, 0))
 
 
-def strength_curve(path: Path, rows: dict[int, Any]) -> None:
+def strength_curve(path: Path, rows: dict[int, Any], what: str) -> None:
     """Control against copy distance for every setting and rival."""
     with plots.figure(path, size=(5.2, 3.4)) as axes:
         for name in next(iter(rows.values())):
@@ -81,7 +82,7 @@ def strength_curve(path: Path, rows: dict[int, Any]) -> None:
             guided = name.split()[0] in ("quadratic", "bell", "constant")
             axes.plot(copy, rate, "o", color=plots.OURS if guided else plots.BASELINE)
             axes.annotate(name, (copy, rate), fontsize=6, xytext=(3, 3), textcoords="offset points")
-        axes.set(xlabel="distance to the nearest reference (0 is a copy)", ylabel="share of the wanted digit")
+        axes.set(xlabel="distance to the nearest reference (0 is a copy)", ylabel=what)
 
 
 def composition_strip(path: Path, flow_seed: int, steps: int) -> None:
@@ -129,9 +130,25 @@ def face_sheet(path: Path, data: Path, seed: int) -> None:
     contact_sheet(path, rows, "one set of noises, three sets of twenty references")
 
 
-def spg_sheet(path: Path, seed: int, rate: float = 1e-3) -> None:
+def animal_sheet(path: Path, data: Path, seed: int) -> None:
+    """Unguided, guided to twenty cats and to twenty dogs at rising strength, nearest references."""
+    _, test, _ = experiments._animals(data)
+    flow = experiments.animal_flow(data, seed)
+    noise = experiments._noise(14, tuple(test.images.shape[1:]), seed, "sheet")
+    rows = [("unguided", sample_flow(flow, noise))]
+    for species, name in enumerate(experiments.SPECIES):
+        pool = test.where(species=species)
+        bank = ReferenceBank.from_latents(test.images[experiments._pick(pool, experiments.BANK, seed, species)])
+        for strength in (1.0, 2.0, 4.0):
+            g = ReferenceMeanGuidance(bank, strength, "quadratic", (0.0, 1.0), experiments.TOPK)
+            rows.append((f"{name}s, strength {strength:g}", sample_flow(flow, noise, g)))
+        rows.append((f"{name}s, nearest", bank.latents[bank.nearest(rows[-1][1])[0]]))
+    contact_sheet(path, rows, "one set of noises, a set of twenty cats and one of twenty dogs")
+
+
+def spg_sheet(path: Path, seed: int, steps: int = experiments.SPG_STEPS) -> None:
     """One set of noises under two sets."""
-    model = experiments.train_small("SPG", rate, seed)
+    model = experiments.trained("SPG", seed, steps)
     _, test = split(digits(), 0.3, 4)
     noise = experiments._noise(16, (1, 8, 8), seed, "sheet")
     rows = [

@@ -35,6 +35,7 @@ class TrainConfig:
         penalty: weight of the residual loss.
         dropout: share of references hidden from each sample, never all.
         self_mask: hide a training image from its own reference set; without it the model learns to copy.
+        cooldown: share of the steps, at the end, in which the rate falls linearly to 0; the authors train long at one rate.
         precision: ``"no"``, ``"bf16"`` or ``"fp16"`` (accelerate).
         seed: of weights, batches, times and noise.
     """
@@ -48,6 +49,7 @@ class TrainConfig:
     penalty: float = 0.1
     dropout: float = 0.1
     self_mask: bool = True
+    cooldown: float = 0.0
     precision: str = "no"
     seed: int = 0
 
@@ -57,6 +59,13 @@ class TrainConfig:
         check_int(self.bank, "bank", minimum=0)
         check_real(self.lr, "lr", minimum=0.0, inclusive=False)
         check_real(self.dropout, "dropout", minimum=0.0, maximum=0.99)
+        check_real(self.cooldown, "cooldown", minimum=0.0, maximum=1.0)
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step."""
+        left = self.steps - step
+        fall = self.cooldown * self.steps
+        return self.lr * min(1.0, left / fall) if fall else self.lr
 
 
 def keep_mask(own: Tensor, bank: Tensor, dropout: float, generator: torch.Generator, self_mask: bool = True) -> Tensor:
@@ -167,6 +176,8 @@ class SPGTrainer:
             self.accelerator.backward(loss) if self.accelerator else loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.clip)
         if torch.isfinite(loss) and torch.isfinite(norm):
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.config.rate(self.step)
             self.optimizer.step()
             self.ema.step(parameters)
         else:

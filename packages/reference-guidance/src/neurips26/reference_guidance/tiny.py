@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from neurips26.shared.arrays import check_choice
 
-__all__ = ["TINY", "tiny_call", "tiny_pipeline"]
+__all__ = ["TINY", "save_tiny_klein", "tiny_call", "tiny_pipeline"]
 
 _VAE = {
     "block_out_channels": (8, 8), "layers_per_block": 1, "norm_num_groups": 4, "latent_channels": 4,
@@ -103,6 +104,43 @@ def tiny_pipeline(name: str, seed: int = 0) -> Any:
         if isinstance(part, torch.nn.Module):
             part.eval()
     return pipe
+
+
+def _byte_tokenizer() -> Any:
+    """A tokenizer of single bytes with the chat template the pipeline asks for."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import Qwen2TokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE({c: i for i, c in enumerate([*letters, "<|endoftext|>"])}, []))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    tokenizer = Qwen2TokenizerFast(tokenizer_object=core, pad_token="<|endoftext|>", eos_token="<|endoftext|>")
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    return tokenizer
+
+
+def save_tiny_klein(folder: str | Path, seed: int = 0) -> Path:
+    """Write a tiny, complete Flux2Klein pipeline (tokenizer, text encoder, transformer, VAE) with random weights.
+
+    ``DiffusionPipeline.from_pretrained(folder)`` loads it like a released one, and it takes prompts.
+    """
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    pipe = tiny_pipeline("flux2-klein", seed)
+    # the pipeline reads hidden states 9, 18 and 27: three times 8 numbers are the 24 of its transformer
+    config = Qwen3Config(
+        vocab_size=257, hidden_size=8, intermediate_size=16, num_hidden_layers=28, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=4, max_position_embeddings=512, tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        encoder = Qwen3ForCausalLM(config).eval()
+        for p in encoder.parameters():  # away from the tiny initial scale, so that prompts differ
+            p.data.mul_(5.0) if p.ndim > 1 else None
+    pipe.register_modules(text_encoder=encoder, tokenizer=_byte_tokenizer())
+    pipe.save_pretrained(folder)
+    return Path(folder)
 
 
 def tiny_call(name: str, prompts: int = 1, seed: int = 0, guidance_scale: float = 1.0, **call: Any) -> dict[str, Any]:

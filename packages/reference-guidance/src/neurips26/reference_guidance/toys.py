@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.models.embeddings import get_timestep_embedding
 from diffusers.training_utils import EMAModel
+from PIL import Image
 from sklearn.datasets import load_digits, make_moons
 from torch import Tensor, nn
 
@@ -22,6 +25,7 @@ __all__ = [
     "STYLES",
     "TINTS",
     "VectorFlow",
+    "cats_and_dogs",
     "digits",
     "faces",
     "moons",
@@ -87,6 +91,23 @@ def photographs(path: Path, side: int = 16) -> Split:
     x = torch.from_numpy(images.astype(np.float32) / 255.0)
     x = torch.nn.functional.avg_pool2d(x[:, None], factor)
     return Split(x * 2 - 1, {"person": torch.from_numpy(person.astype(np.int64))})
+
+
+def cats_and_dogs(path: Path, side: int = 16) -> tuple[Split, Split]:
+    """CIFAR-10's cats (0) and dogs (1), averaged down to ``side`` pixels: the training and the test photographs."""
+    parts: dict[str, tuple[list[np.ndarray], list[int]]] = {"train": ([], []), "test": ([], [])}
+    with zipfile.ZipFile(path) as archive:
+        for name in sorted(n for n in archive.namelist() if n.endswith(".jpg")):
+            part, species, _ = name.split("/")
+            with Image.open(io.BytesIO(archive.read(name))) as image:
+                small = image.convert("RGB").resize((side, side), Image.Resampling.BOX)
+            parts[part][0].append(np.asarray(small))
+            parts[part][1].append(int(species == "dog"))
+    found = []
+    for images, species in parts.values():
+        x = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 127.5 - 1
+        found.append(Split(x, {"species": torch.tensor(species)}))
+    return found[0], found[1]
 
 
 def faces(grey: Split) -> Split:
