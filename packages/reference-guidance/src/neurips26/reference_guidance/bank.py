@@ -30,6 +30,8 @@ __all__ = ["ReferenceBank"]
 _FORMAT = "neurips26-reference-bank-1"
 _THUMBNAIL = 64
 _ENCODE_BATCH = 4
+#: Numbers of references that the copy check holds in float64 at a time (64 MiB).
+_NEAREST_BLOCK = 1 << 23
 
 
 @dataclass
@@ -343,9 +345,14 @@ class ReferenceBank:
     def nearest(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Index of and root-mean-square distance to the nearest reference of every sample (the copy check)."""
         self.check_latents(x)
-        d = torch.cdist(x.flatten(1).double(), self.latents.flatten(1).to(x.device).double())
-        best = d.min(1)
-        return best.indices, best.values / x[0].numel() ** 0.5
+        flat, rows = x.flatten(1).double(), max(1, _NEAREST_BLOCK // x[0].numel())
+        index = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        least = torch.full((len(x),), torch.inf, dtype=torch.float64, device=x.device)
+        for start in range(0, len(self), rows):  # a mapped bank is never in memory at once
+            block = self.latents[start : start + rows].flatten(1).to(x.device).double()
+            values, best = torch.cdist(flat, block).min(1)
+            index, least = torch.where(values < least, best + start, index), torch.minimum(values, least)
+        return index, least / x[0].numel() ** 0.5
 
     def _same_space(self, other: ReferenceBank) -> None:
         if self.latents.shape[1:] != other.latents.shape[1:] or self.fingerprint != other.fingerprint:

@@ -64,11 +64,26 @@ class Layout(ABC):
         vae = pipe.vae
         config = {k: v for k, v in dict(vae.config).items() if not k.startswith("_")}
         digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-        for name, tensor in sorted(vae.state_dict().items()):
+        for name, tensor in sorted(_state(vae)):
             # a strided sample of every weight: two VAEs of one class differ, and hashing stays in milliseconds
             flat = tensor.detach().flatten()
             digest.update(name.encode() + flat[:: max(1, flat.numel() // 16)].float().cpu().numpy().tobytes())
         return {"layout": self.name, "vae": type(vae).__name__, "digest": digest.hexdigest()[:32]}
+
+
+def _state(module: torch.nn.Module) -> list[tuple[str, Tensor]]:
+    """Weights and persistent buffers by name, also of a module that accelerate has offloaded (its own are then empty)."""
+    found = []
+    for prefix, part in module.named_modules():
+        hook = getattr(part, "_hf_hook", None)
+        kept = [getattr(h, "weights_map", None) for h in getattr(hook, "hooks", [hook])]
+        for name, tensor in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)):
+            if name in part._non_persistent_buffers_set:
+                continue
+            if tensor.is_meta:
+                tensor = next(k[name] for k in kept if k is not None)
+            found.append((f"{prefix}.{name}" if prefix else name, tensor))
+    return found
 
 
 def _mode(encoded: Any) -> Tensor:
