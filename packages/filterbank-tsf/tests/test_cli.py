@@ -54,9 +54,36 @@ def test_benchmark_without_any_data_folder(capsys, tmp_path):
     (lambda p: p.write_text("date,a\nyesterday,1\n"), "('date') does not hold time stamps"),
     (lambda p: p.write_text("date,a\n2024-01-01,x\n"), "column 'a' of"),
     (lambda p: p.write_text("date,a\n2024-01-01,1\n2024-01-02,2\n2024-01-03,3\n"), "y has 3 rows"),
+    (lambda p: p.write_text(""), "is not a readable CSV"),
+    (lambda p: p.write_text("date,a\n2024-01-01,1\n2024-01-02,2,3\n"), "is not a readable CSV"),
+    (lambda p: p.write_text("date,a\n2024-01-01,1,2\n2024-01-02,2,3\n"), "more values in a row than names"),
+    (lambda p: p.write_text("a,b\n1,2\n3,4\n"), "('a') does not hold time stamps"),
+    (lambda p: p.write_bytes(b"date,a\n2024-01-01,\xff\xfe\n"), "is not a readable CSV"),
 ])  # fmt: skip
 def test_one_line_for_bad_files(csv, capsys, change, message):
     change(csv)
     assert main(["predict", str(csv)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
+
+
+def test_offsets_that_change_with_summer_time(csv, tmp_path):
+    index = pd.date_range("2024-03-25", periods=400, freq="h", tz="Europe/Berlin")  # +01:00, then +02:00
+    frame = pd.DataFrame({"zeit": index.map(str), "x": np.sin(2 * np.pi * np.arange(400) / 24)})
+    frame.to_csv(csv, index=False)
+    saved, out = tmp_path / "m.pkl", tmp_path / "f.csv"
+    assert main(["fit", str(csv), "--horizon", "24", "--lookback", "48", "--out", str(saved)]) == 0
+    assert main(["predict", str(csv), "--forecaster", str(saved), "--horizon", "24", "--out", str(out)]) == 0
+    forecast = pd.read_csv(out)
+    assert pd.Timestamp(forecast["date"][0]) == index[-1] + pd.Timedelta("1h")
+    assert np.abs(forecast["x"] - np.sin(2 * np.pi * np.arange(400, 424) / 24)).max() < 1e-2
+
+
+def test_another_number_of_columns_than_fitted(csv, tmp_path, capsys):
+    saved = tmp_path / "m.pkl"
+    assert main(["fit", str(csv), "--horizon", "24", "--lookback", "48", "--out", str(saved)]) == 0
+    pd.read_csv(csv).iloc[:, :2].to_csv(csv, index=False)
+    assert main(["predict", str(csv), "--forecaster", str(saved), "--horizon", "24"]) == 2
+    assert "y_last has 1 channels, fitted with 2" in capsys.readouterr().err
+    assert main(["predict", str(csv), "--forecaster", str(tmp_path / "none.pkl")]) == 2
+    assert "none.pkl does not exist" in capsys.readouterr().err

@@ -118,6 +118,30 @@ def test_missing_values_can_be_masked(z):
     )
 
 
+def test_without_a_norm_there_is_an_intercept(z):
+    level = z + np.array([100.0, -40.0])
+    model = ReducedRankForecaster(48, 24, rank=4, alpha=1e-3, norm="none").fit(z[:300])
+    lifted = ReducedRankForecaster(48, 24, rank=4, alpha=1e-3, norm="none").fit(level[:300])
+    assert np.allclose(lifted.predict(level[:300]), model.predict(z[:300]) + np.array([100.0, -40.0]))
+    scaled = (z[:300] - model.mean_) / model.std_
+    stats = WindowStats.from_series(scaled, 48, 24)
+    fit = reduced_rank(stats.centred(), 4, 1e-3).weight
+    bias = stats.total[48:] / stats.count - stats.total[:48] / stats.count @ fit
+    assert np.allclose(model.coef_, fit) and np.allclose(model.intercept_, bias)
+    assert np.allclose(model.predict(z[:300]), (scaled[-48:].T @ fit + bias).T * model.std_ + model.mean_)
+    trend = np.arange(300.0)  # without the intercept a short look-back could not know where it stands
+    chosen = ReducedRankForecaster(8, 4, norm="none").fit(trend)
+    assert np.abs(chosen.predict(trend) - np.arange(300, 304)).max() < 1
+    assert not ReducedRankForecaster(48, 24, rank=2, alpha=0.1).fit(z).intercept_.any()
+
+
+def test_rank_within_one_standard_error(z):
+    model = ReducedRankForecaster(48, 24, rank="one_se").fit(z)
+    by_val = ReducedRankForecaster(48, 24, rank="val").fit(z)
+    assert model.rank_ <= by_val.rank_ or model.rank_ in (2, 4)  # two sinusoids: a rank of four at most is needed
+    assert np.abs(model.predict(z[:500]) - by_val.predict(z[:500])).max() < 0.3
+
+
 def test_recursion_is_asked_for(z):
     model = ReducedRankForecaster(48, 24, rank=4, alpha=0.01).fit(z[:500])
     with pytest.raises(ValueError, match="horizon=30 is longer than the fitted horizon=24"):
@@ -177,6 +201,11 @@ def test_bad_settings_and_predictions(z):
             ReducedRankForecaster(48, 24).set_params(**changes).fit(z)
     with pytest.raises(ValueError, match="solver must be"):
         FilterBankForecaster(48, 24, solver="sgd").fit(z)
+    with pytest.raises(ValueError, match="rank='one_se' needs series of one length"):
+        long = pd.concat(
+            [pd.DataFrame({"unique_id": n, "ds": np.arange(k), "y": z[:k, 0]}) for n, k in (("a", 600), ("b", 500))]
+        )
+        ReducedRankForecaster(48, 24, rank="one_se").fit(long)
     with pytest.raises(ValueError, match="too few to hold out"):
         ReducedRankForecaster(48, 24).fit(z[:80])
     model = ReducedRankForecaster(48, 24, rank=2, alpha=0.1).fit(z)

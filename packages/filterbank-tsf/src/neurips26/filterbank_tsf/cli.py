@@ -122,6 +122,7 @@ class RankReport:
         from .analysis import alignment_curve, cka, effective_rank, intrinsic_rank, rank_curve, spectrum, stable_rank
         from .protocol import DataSpec, split
         from .regression import ridge
+        from .selection import blocked_cv
 
         frame = read_csv(self.data)
         data = split(str(self.data), frame.to_numpy(), tuple(map(str, frame.columns)), DataSpec("", None, 24))
@@ -129,12 +130,15 @@ class RankReport:
         curve = rank_curve(train, {"val": val})
         aligned, weight = alignment_curve(train), ridge(train, curve.best("val")[0])
         values = spectrum(train)
+        table = blocked_cv(data.rows("train", 0), self.lookback, self.horizon)[..., :-1]
+        folds = table[:, table.mean(0).argmin(0), np.arange(len(curve.ranks))]
         return {
             "ranks": list(curve.ranks),
             "validation mse": [round(float(v), 5) for v in curve.along("val")],
             "full rank": round(float(curve.full["val"].min()), 5),
             "chosen": {
                 "val": curve.best("val")[1],
+                "one_se": intrinsic_rank(train, "one_se", folds=folds, ranks=curve.ranks),
                 "rsc": intrinsic_rank(train, "rsc", alphas=(1e-3,)),
                 "energy:0.99": intrinsic_rank(train, "energy:0.99", alphas=(1e-3,)),
             },
@@ -249,13 +253,18 @@ def read_csv(path: Path) -> pd.DataFrame:
     """
     if not path.is_file():
         raise ValueError(f"data: {path} does not exist")
-    frame = pd.read_csv(path)
+    try:
+        frame = pd.read_csv(path)
+    except ValueError as error:  # empty, ragged, or not UTF-8
+        raise ValueError(f"data: {path} is not a readable CSV: {' '.join(str(error).split())}") from error
+    if isinstance(frame.index, pd.MultiIndex) or not isinstance(frame.index, pd.RangeIndex):
+        raise ValueError(f"data: {path} has more values in a row than names in its header {list(frame.columns)}")
     if frame.shape[1] < 2:
         raise ValueError(
             f"data: {path} needs a column of time stamps and at least one of numbers, got {list(frame.columns)}"
         )
     try:
-        index = pd.DatetimeIndex(pd.to_datetime(frame.iloc[:, 0]))
+        index = pd.DatetimeIndex(_times(frame.iloc[:, 0]))
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"data: the first column of {path} ({frame.columns[0]!r}) does not hold time stamps: {error}"
@@ -265,6 +274,18 @@ def read_csv(path: Path) -> pd.DataFrame:
     if text:
         raise ValueError(f"data: column {text[0]!r} of {path} does not hold numbers")
     return values.set_index(index)
+
+
+def _times(column: pd.Series) -> pd.Series:
+    """Time stamps; where the offset from UTC changes within the file (summer time), instants in UTC."""
+    if column.dtype.kind in "biuf":
+        raise ValueError(f"numbers such as {column.iloc[0] if len(column) else None} are not time stamps")
+    try:
+        return pd.to_datetime(column)
+    except ValueError as error:
+        if "utc=True" not in str(error):
+            raise
+        return pd.to_datetime(column, utc=True)
 
 
 def make_model(name: str, lookback: int, horizon: int) -> Any:

@@ -1,0 +1,38 @@
+"""The README shows what is committed, and its example forecasts a CSV and plots it."""
+
+import json
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1]
+README = (PACKAGE / "README.md").read_text("utf-8")
+
+
+def test_the_first_line_says_that_the_method_is_rebuilt():
+    assert README.splitlines()[0].startswith("Rebuilt from the paper's abstract")
+
+
+def test_tables_are_those_of_the_record():
+    tool = runpy.run_path(str(PACKAGE / "benchmarks" / "readme_table.py"))
+    if not tool["RECORD"].exists():
+        pytest.skip("no record beside this checkout")
+    assert tool["fill"](README, json.loads(tool["RECORD"].read_text("utf-8"))) == README
+
+
+def test_the_example_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    code = re.search(r"^```python\n(.*?)^```", README, re.M | re.S)
+    assert code
+    exec(code[1], {"__name__": "readme"})
+    assert (tmp_path / "forecast.png").read_bytes()[:4] == b"\x89PNG" and capsys.readouterr().out
+
+
+def test_every_verb_of_the_command_line_exists():
+    from neurips26.filterbank_tsf import cli
+
+    for verb in re.findall(r"^neurips26 filterbank-tsf ([a-z-]+)", README, re.M):
+        assert any(verb == name.lower().replace("rankreport", "rank-report") for name in vars(cli)), verb
