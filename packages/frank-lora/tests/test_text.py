@@ -9,7 +9,7 @@ from neurips26.shared.federated import FedConfig, run_federated
 from neurips26.shared.federated.text import TextTask, dirichlet_partition, read_labelled, split_like
 from neurips26.shared.testing import needs
 
-SMALL = {"num_clients": 3, "train_size": 160, "test_size": 40, "max_length": 24}
+SMALL = {"paper": "frank-lora", "num_clients": 3, "train_size": 160, "test_size": 40, "max_length": 24}
 
 
 def texts(**options):

@@ -99,6 +99,23 @@ def test_hetlora_weighs_by_the_norm_of_the_product():
     torch.testing.assert_close(method.state.factors["w"].A, torch.tensor([[0.75, 0.25]]))
 
 
+def test_hetlora_prunes_a_client_whose_tail_shrank():
+    """gamma 1/2, a strong penalty on the tail: rank 4 becomes 2 in the same reply, which is half as long, and 1 after it."""
+    config = FedConfig(
+        method="hetlora", method_options={"gamma": 0.5, "lam": 10.0}, task_options={"n": 16, "num_clients": 2},
+        ranks=(4, 2), rounds=5, lr=0.02, optimizer="sgd", grad_clip=None, local_steps=2,
+    )  # fmt: skip
+    result = run_federated(config)
+    sent = [result.meter.total("up", round=t, client=0) // (4 * 2 * 16) for t in range(1, 6)]
+    assert sent[0] == 4  # B starts at zero, so does the tail, and it can only grow
+    assert sent == sorted(sent, reverse=True) and sent[-1] == 1
+    assert all(not row["failures"] for row in result.rounds)
+    method = begun("hetlora", ranks=(2, 1))
+    assert method.problem(1, 0, {"A/w": A[0], "B/w": B[0]}, {"rank": 1}) is None
+    assert "expected shape" in method.problem(1, 0, {"A/w": A[0], "B/w": B[0]}, {})
+    assert "its rank is 3" in method.problem(1, 0, {}, {"rank": 3})
+
+
 def test_ffa_averages_b_under_one_a():
     method = begun("ffa", ranks=(1, 2))
     common = method.state.factors["w"].A

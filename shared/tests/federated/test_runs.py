@@ -1,12 +1,13 @@
 # ruff: noqa: E402  the imports come after the checks for optional packages
 """Whole runs: equal results whatever happens on the way, failures, private state, and Flower's own averaging as a peer."""
 
-import contextlib
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,20 +17,29 @@ pytest.importorskip("flwr")
 pytest.importorskip("peft")
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from neurips26.shared.federated import (
+    AdapterState,
     BadUpdateError,
     ConfigMismatchError,
     FedConfig,
+    FedMethod,
+    GlobalModel,
     InProcessGrid,
     MismatchedCodeError,
+    Payload,
     PrivateLeakError,
     PrivateStore,
+    build_task,
+    checkpoint,
     client,
+    load_result,
     make_client_app,
     run_federated,
     strategy,
 )
+from neurips26.shared.federated.methods import METHODS
 from neurips26.shared.federated.records import sizes
 from neurips26.shared.federated.store import check_uplink
 from neurips26.shared.federated.strategy import sample_clients
@@ -38,6 +48,10 @@ from neurips26.shared.runs import LockedError, lock
 TASK = {"n": 8, "target_rank": 2, "num_clients": 4, "examples": 32, "head": True}
 BASE = FedConfig(task_options=TASK, ranks=(2, 2, 2, 2), rounds=4, lr=0.1, optimizer="sgd", local_steps=3, eval_every=2)
 MIXED = BASE.replace(method="flora", ranks=(1, 2, 2, 3))
+
+
+def patched_method(name, method):
+    return mock.patch.dict(client.METHODS, {name: method})
 
 
 def same(a, b):
@@ -66,6 +80,22 @@ def test_sampling_is_by_partition_id_and_round():
     assert all(len(d) == 3 and d == sorted(set(d)) for d in drawn) and len({tuple(d) for d in drawn}) > 10
     assert drawn == [sample_clients(config, t) for t in range(1, 30)]
     assert len(sample_clients(config.replace(fraction_train=0.0, min_train_nodes=2), 1)) == 2
+
+
+def test_other_ways_to_take_part():
+    config = BASE.replace(ranks=(2,) * 5, fraction_train=0.4)
+    cyclic = config.replace(participation="cyclic")
+    assert [sample_clients(cyclic, t) for t in (1, 2, 3, 4)] == [[0, 1], [2, 3], [0, 4], [1, 2]]
+    fixed = config.replace(participation="schedule", schedule=((4, 0), (2,)))
+    assert [sample_clients(fixed, t) for t in (1, 2, 3)] == [[0, 4], [2], [0, 4]]
+    assert FedConfig.from_run_config(fixed.to_run_config()) == fixed
+    coin = config.replace(participation="bernoulli")
+    sizes = [len(sample_clients(coin, t)) for t in range(1, 400)]
+    assert min(sizes) == 1 and np.mean(sizes) == pytest.approx(5 * 0.4 + 0.6**5, abs=0.15)
+    with pytest.raises(ValueError, match="schedule: expected the clients of each round"):
+        config.replace(schedule=((1,),))
+    with pytest.raises(ValueError, match="schedule: expected an integer >= 0 and <= 4"):
+        config.replace(participation="schedule", schedule=((5,),))
 
 
 def test_one_client_is_plain_peft_training_bit_for_bit():
@@ -130,7 +160,8 @@ def test_fedit_agrees_with_flowers_own_fedavg():
 
 
 @pytest.mark.parametrize(
-    "kind", ["crash_before_train", "crash_after_train", "timeout", "nan_update", "corrupt_shape", "stale"]
+    "kind",
+    ["crash_before_train", "crash_before_save", "crash_after_train", "timeout", "nan_update", "corrupt_shape", "stale"],
 )
 @pytest.mark.parametrize("config", [BASE, MIXED])
 def test_a_failing_client_is_named_and_the_run_goes_on(kind, config):
@@ -146,6 +177,37 @@ def test_a_round_without_replies_keeps_the_model():
     result = run_federated(BASE.replace(rounds=2, eval_every=1, faults=faults))
     assert result.rounds[1]["empty"]
     assert result.metric("loss", round=2) == result.metric("loss", round=1)
+
+
+def test_a_client_that_never_answers_is_named_and_the_run_goes_on(monkeypatch):
+    """A reply that comes after the time limit is not there when the round ends: the same as none."""
+    plain = InProcessGrid.send_and_receive
+
+    def lossy(self, messages, *, timeout=None):
+        replies = list(plain(self, messages, timeout=timeout))
+        return replies[1:] if messages[0].metadata.group_id == "2" else replies
+
+    monkeypatch.setattr(InProcessGrid, "send_and_receive", lossy)
+    result = run_federated(MIXED)
+    assert result.rounds[1]["failures"] == [[0, "silent", "no reply"]] and result.rounds[1]["replies"] == [1, 2, 3]
+    assert result.rounds[2]["replies"] == [0, 1, 2, 3]
+
+
+def test_a_client_that_crashed_before_saving_starts_from_its_last_state():
+    """FedSA keeps B in private: the crashed round must leave no trace in it."""
+    seen = {}
+
+    class Watch(client.named("neurips26.shared.federated.methods:FedSA", "x")):
+        def _received(self, c):
+            state = super()._received(c)
+            seen[c.round, c.pid] = state.factors["layer"].B.clone()
+            return state
+
+    with patched_method("fedsa", Watch):
+        for kind, same_b in (("crash_before_save", True), ("crash_after_train", False)):
+            run_federated(BASE.replace(method="fedsa", eval_every=0, faults=((2, 1, kind),)))
+            assert torch.equal(seen[2, 1], seen[3, 1]) == same_b
+            assert not torch.equal(seen[2, 0], seen[3, 0])
 
 
 def test_a_bad_update_can_stop_the_run_and_is_named():
@@ -168,15 +230,9 @@ def test_a_client_that_missed_rounds_has_the_same_base_as_one_that_did_not():
             seen.setdefault(c.round, {})[c.pid] = base["layer"].clone()
             return base
 
-    import neurips26.shared.federated.client as module
-
-    old = module.METHODS["flora"]
-    module.METHODS["flora"] = Watch
-    try:
-        faults = tuple((t, 1, "crash_before_train") for t in (2, 3))
+    faults = tuple((t, 1, "crash_before_train") for t in (2, 3))
+    with patched_method("flora", Watch):
         run_federated(MIXED.replace(rounds=5, faults=faults))
-    finally:
-        module.METHODS["flora"] = old
     for bases in seen.values():
         first = next(iter(bases.values()))
         assert all(torch.equal(first, other) for other in bases.values())
@@ -185,31 +241,121 @@ def test_a_client_that_missed_rounds_has_the_same_base_as_one_that_did_not():
 # --- private state ----------------------------------------------------------------------------------------------------
 
 
+class Leaky(METHODS["fedsa"]):
+    """FedSA that sends what it should keep."""
+
+    def reply(self, c):
+        payload = super().reply(c)
+        payload.tensors |= c.model.adapters().to_tensors(("B",))
+        return payload
+
+
 def test_private_tensors_never_travel(monkeypatch):
-    """A canary in the private store of every client: its bytes are in no reply."""
+    """A canary beside everything that a client keeps in private: its bytes are in no message that leaves a client."""
     canary = torch.full((16,), 1234.5678)
-    raw = canary.numpy().tobytes()
-    replies = []
+    planted, replies = [], []
     plain = PrivateStore.put
-    monkeypatch.setattr(PrivateStore, "put", lambda s, n, t, m=None: plain(s, n, dict(t) | {"B/canary": canary}, m))
+
+    def put(store, name, tensors, meta=None):
+        plain(store, name, tensors, meta)
+        plain(store, f"{name} canary", {"B/canary": canary}, {"note": "canary"})
+        planted.append((store.pid, name))
+
+    monkeypatch.setattr(PrivateStore, "put", put)
     old = InProcessGrid._answer
+    monkeypatch.setattr(InProcessGrid, "_answer", lambda self, message: replies.append(r := old(self, message)) or r)
+    for config in (BASE.replace(method="fedsa"), BASE.replace(method="rolora"), MIXED, MIXED.replace(method="local")):
+        planted.clear()
+        result = run_federated(config.replace(persist_optimizer=True, optimizer="adamw", client_eval_every=2))
+        assert not any(row["failures"] for row in result.rounds)
+        assert {pid for pid, _ in planted} == {0, 1, 2, 3} and {name for _, name in planted} > {"optimizer"}
+    raw = canary.numpy().tobytes()
+    for reply in replies:
+        for part in get_all_nested_objects(reply.content).values():
+            body = part.deflate()
+            assert raw not in body and b"canary" not in body
 
-    def watched(self, message):
-        reply = old(self, message)
-        replies.append(reply)
-        return reply
 
-    monkeypatch.setattr(InProcessGrid, "_answer", watched)
-    for method in ("fedsa", "rolora"):
-        with contextlib.suppress(Exception):  # a canary in a method's own tensors may break it; it must not leak
-            run_federated(BASE.replace(method=method))
-    run_federated(MIXED.replace(method="local"))
-    arrays = [
-        a.data for r in replies if r.has_content() for rec in r.content.array_records.values() for a in rec.values()
-    ]
-    assert replies and all(raw not in data for data in arrays)
+def test_a_method_that_sends_what_it_did_not_declare_is_stopped_by_name():
+    with patched_method("fedsa", Leaky):
+        result = run_federated(BASE.replace(method="fedsa", rounds=1))
+    assert "PrivateLeakError: B/layer: not among the fields" in result.rounds[0]["failures"][0][2]
     with pytest.raises(PrivateLeakError, match="B/w: not among the fields"):
-        check_uplink({"A/w": canary, "B/w": canary}, ("A", "head"))
+        check_uplink({"A/w": torch.zeros(1), "B/w": torch.zeros(1)}, ("A", "head"))
+
+
+# --- other kinds of state ---------------------------------------------------------------------------------------------
+
+
+class MaskedBias(FedMethod):
+    """Not LoRA at all: a bias vector, of which each client sends the half that it moved most, and a mask."""
+
+    name, uplink, mixed_ranks = "masked-bias", ("bias", "mask"), True
+
+    def begin(self, setup):
+        super().begin(setup)
+        self.bias = setup.head["layer.bias"].clone()
+
+    def downlink(self, round, pid):
+        return Payload({"bias/layer": self.bias})
+
+    def receive(self, c):
+        c.model.set_delta(None)
+        c.model.set_adapters(AdapterState())
+        c.model.set_head({"layer.bias": c.received.tensors["bias/layer"]})
+
+    def trained_fields(self, c):
+        return ("head",)
+
+    def reply(self, c):
+        bias = c.model.head()["layer.bias"]
+        moved = (bias - c.received.tensors["bias/layer"]).abs()
+        mask = moved >= moved.median()
+        return Payload({"bias/layer": torch.where(mask, bias, 0.0), "mask/layer": mask})
+
+    def aggregate(self, round, updates):
+        share = sum(u.weight * u.tensors["mask/layer"] for u in updates)
+        total = sum(u.weight * u.tensors["bias/layer"] for u in updates)
+        self.bias = torch.where(share > 0, total / share.clamp(min=1e-9), self.bias)
+
+    def global_model(self):
+        return GlobalModel(adapters=AdapterState({}, {"layer.bias": self.bias}))
+
+    def state_dict(self):
+        return {"bias/layer": self.bias}, {}
+
+    def load_state_dict(self, tensors, config):
+        self.bias = tensors["bias/layer"]
+
+
+def test_a_method_of_other_parameters_uses_the_same_transport_meter_and_resume(tmp_path):
+    config = BASE.replace(method="masked-bias")
+    with patched_method("masked-bias", MaskedBias):
+        whole = run_federated(config)
+        assert whole.meter.total("up", round=1, client=0) == 8 * 4 + 8 * 1
+        assert whole.meter.total("down", round=1, client=0) == 8 * 4
+        assert whole.final["head/layer.bias"].abs().sum() > 0
+        run_federated(config.replace(rounds=2), out_dir=tmp_path)
+        assert same(whole, run_federated(config, out_dir=tmp_path, resume=True))
+
+
+def test_flowers_local_differential_privacy_goes_around_methods_that_return_what_they_got():
+    from flwr.clientapp.mod import LocalDpMod
+
+    from neurips26.shared.federated.server import serve
+
+    def run(config, noise):
+        mods = [LocalDpMod(1e6, 1.0, 1.0 / noise, 1e-2)] if noise else []
+        return serve(config, InProcessGrid(make_client_app(config.to_run_config(), mods), 4))
+
+    config = BASE.replace(rounds=1)
+    plain, little, much = run(config, 0), run(config, 1e-6), run(config, 1e-2)
+    far = [(r.final["head/layer.bias"] - plain.final["head/layer.bias"]).norm() for r in (little, much)]
+    assert 0 < far[0] < 1e-4 < far[1]
+    failures = run(MIXED.replace(rounds=1), 1e-6).rounds[0]["failures"]
+    assert [f[:2] for f in failures] == [
+        [pid, "error"] for pid in range(4)
+    ]  # the mod's own refusal: other keys go back
 
 
 def test_store_reads_earlier_rounds_only_and_survives_on_disk(tmp_path):
@@ -255,6 +401,57 @@ def test_other_settings_or_another_run_in_the_folder_are_refused(tmp_path):
         run_federated(BASE, out_dir=tmp_path, resume=True)
 
 
+def test_a_full_disk_leaves_the_older_checkpoints_whole(tmp_path, monkeypatch):
+    whole = run_federated(BASE)
+    plain = checkpoint.atomic_write_bytes
+
+    def full(path, data):
+        if path.name == "round-00003.safetensors":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        plain(path, data)
+
+    monkeypatch.setattr(checkpoint, "atomic_write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        run_federated(BASE, out_dir=tmp_path)
+    assert [p.name for p in sorted((tmp_path / "checkpoints").glob("*.json"))] == [
+        "round-00001.json",
+        "round-00002.json",
+    ]
+    monkeypatch.undo()
+    assert same(whole, run_federated(BASE, out_dir=tmp_path, resume=True))
+
+
+def test_an_interrupt_and_another_one_leave_a_run_that_can_be_resumed(tmp_path, monkeypatch):
+    """Ctrl-C between rounds, then Ctrl-C in the middle of a client's work: no error reply, no lock left behind."""
+
+    def interrupt(round, strategy):
+        if round == 2:
+            raise KeyboardInterrupt
+
+    whole = run_federated(BASE)
+    with pytest.raises(KeyboardInterrupt):
+        run_federated(BASE, out_dir=tmp_path, callbacks=[interrupt])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(client, "train_locally", lambda *args: interrupt(2, None))
+        run_federated(BASE, out_dir=tmp_path, resume=True)
+    assert same(whole, run_federated(BASE, out_dir=tmp_path, resume=True))
+
+
+def test_what_is_saved_loads_to_the_same_model(tmp_path):
+    """Merged base, adapters and head together: the saved change of the weights gives the recorded loss again."""
+    for config in (MIXED, BASE, MIXED.replace(method="fedplora")):
+        folder = tmp_path / config.method
+        result = run_federated(config, out_dir=folder)
+        saved = load_result(folder)
+        assert same(result, saved) and saved.meter.rows == result.meter.rows
+        task = build_task(config)
+        model = task.model()
+        model.set_adapters(AdapterState())
+        model.set_delta({key[6:]: value for key, value in saved.final.items() if key.startswith("delta/")})
+        model.set_head({key[5:]: value for key, value in saved.final.items() if key.startswith("head/")})
+        assert task.evaluate(model, "test")["loss"] == pytest.approx(result.metric("loss"), rel=1e-5)
+
+
 @pytest.mark.slow
 def test_kill_9_in_a_round_and_resume(tmp_path):
     config = MIXED.replace(rounds=40, eval_every=0)
@@ -271,6 +468,20 @@ def test_kill_9_in_a_round_and_resume(tmp_path):
     process.wait()
     assert not (tmp_path / "result.json").exists(), "the run was over before the kill"
     assert same(run_federated(config), run_federated(config, out_dir=tmp_path, resume=True))
+
+
+@pytest.mark.slow
+def test_the_simulation_on_ray_ends_in_the_same_bits(tmp_path):
+    """The same apps in Flower's simulation, two clients in actors of their own."""
+    pytest.importorskip("ray")
+    config = MIXED.replace(task_options=TASK | {"num_clients": 2}, ranks=(1, 3), rounds=2)
+    parallel = run_federated(config, "ray", tmp_path)
+    here = run_federated(config)
+    assert same(here, parallel)
+    columns = ("tensor_bytes", "record_bytes")
+    assert [[row[c] for c in columns] for row in here.meter.rows] == [
+        [row[c] for c in columns] for row in parallel.meter.rows
+    ]
 
 
 # --- settings and messages --------------------------------------------------------------------------------------------
@@ -294,6 +505,14 @@ def test_run_configuration_there_and_back():
 def test_other_code_on_a_client_is_refused(monkeypatch):
     monkeypatch.setattr(strategy, "digest_of", lambda config: "another")
     with pytest.raises(MismatchedCodeError, match="install the same version of the package on every node"):
+        run_federated(BASE)
+
+
+def test_another_version_on_a_client_is_refused(monkeypatch):
+    monkeypatch.setattr(strategy, "versions_of", lambda config: {"neurips26-shared": "0.0.9"})
+    with pytest.raises(
+        MismatchedCodeError, match=r"client 0 .* has neurips26-shared 0\.1\.0, the server neurips26-shared 0\.0\.9"
+    ):
         run_federated(BASE)
 
 

@@ -131,6 +131,41 @@ def test_conv1d_of_gpt2_is_adapted_in_the_right_orientation():
     torch.testing.assert_close(model.module["c"](x), plain + x @ s.delta("c").T)
 
 
+def test_factors_stay_float32_on_a_bfloat16_base():
+    layer = torch.nn.Linear(5, 6, bias=False).to(torch.bfloat16)
+    model = LoraModel(torch.nn.ModuleDict({"a": layer}), ["a"])
+    model.set_adapters(AdapterState({"a": state().factors["w"]}))
+    assert {p.dtype for p in model.trainable(("A", "B")).values()} == {torch.float32}
+    assert model.module["a"](torch.randn(2, 5, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    assert model.adapters().allclose(AdapterState({"a": state().factors["w"]}))
+
+
+class EightBit(torch.nn.Linear):
+    """Weights in integers with one scale, as a quantised base stores them."""
+
+    def __init__(self, n, m):
+        super().__init__(n, m, bias=False)
+        self.weight = torch.nn.Parameter(torch.randint(-127, 128, (m, n), dtype=torch.int8), requires_grad=False)
+
+    def forward(self, x):
+        return x @ (self.weight.float() / 100).T
+
+
+def test_a_quantised_base_is_never_merged_into():
+    model = LoraModel(torch.nn.ModuleDict({"a": EightBit(5, 6)}), ["a"])
+    assert model.shapes == {"a": (6, 5)}
+    x, delta = torch.randn(4, 5), torch.randn(6, 5)
+    plain, bits = model.module["a"](x), model.module["a"].weight.clone()
+    s = AdapterState({"a": state(2).factors["w"]})
+    model.set_delta({"a": delta})
+    model.set_adapters(s)
+    torch.testing.assert_close(model.module["a"](x), plain + x @ delta.T + x @ s.delta("a").T)
+    assert {p.dtype for p in model.trainable(("A", "B")).values()} == {torch.float32}
+    model.set_delta(None)
+    model.set_adapters(AdapterState())
+    assert torch.equal(model.module["a"](x), plain) and torch.equal(model._linear["a"].weight, bits)
+
+
 def test_wrong_names_and_shapes_are_named_with_what_is_near():
     with pytest.raises(ValueError, match="targets: expected a name in the model, got 'aa' .near: a"):
         LoraModel(two_layers(), ["aa"])

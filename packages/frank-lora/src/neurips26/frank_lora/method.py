@@ -169,5 +169,5 @@ class FrankLoRA(MergingMethod):
     def reply(self, client: Client) -> Payload:
         """B, the head and the checksum of A; never A itself."""
         state = AdapterState(client.model.adapters().factors, client.model.head())
-        config = {"a": checksum(next(iter(state.factors.values())).A)} if state.factors else {}
+        config = {"a": checksum(next(iter(state.factors.values())).A.cpu())} if state.factors else {}
         return Payload(clone(state.to_tensors(("B", "head"))), config)

@@ -6,8 +6,9 @@ import hashlib
 import importlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,16 @@ from neurips26.shared.federated.store import PrivateStore, check_uplink
 from neurips26.shared.federated.task import Task
 from neurips26.shared.seeding import rng
 
-__all__ = ["build_method", "build_task", "make_client_app", "setup_of", "source_digest", "train_locally"]
+__all__ = [
+    "build_method",
+    "build_task",
+    "digest_of",
+    "make_client_app",
+    "setup_of",
+    "source_digest",
+    "train_locally",
+    "versions_of",
+]
 
 
 @lru_cache(maxsize=8)
@@ -79,6 +89,20 @@ def digest_of(config: FedConfig) -> str:
             module = ".".join(path.partition(":")[0].split(".")[:2])
             modules.append(path.partition(":")[0] if module == "neurips26.shared" else module)
     return source_digest(*modules)
+
+
+def versions_of(config: FedConfig) -> dict[str, str]:
+    """Installed versions of the harness's distribution and of those that method and task come from."""
+    out = {}
+    for path in ("neurips26.shared", config.method, config.task):
+        parts = path.partition(":")[0].split(".")
+        if parts[0] == "neurips26" and len(parts) > 1:
+            name = f"neurips26-{parts[1].replace('_', '-')}"
+            try:
+                out[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:
+                out[name] = "not installed as a distribution"
+    return out
 
 
 def train_locally(client: Client, method: FedMethod, task: Task, config: FedConfig) -> dict[str, float]:
@@ -145,11 +169,14 @@ def _restore(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Any], ke
             optimizer.state[parameters[key]][entry] = value.clone()
 
 
-def make_client_app(defaults: Mapping[str, Any] | None = None) -> ClientApp:
+def make_client_app(defaults: Mapping[str, Any] | None = None, mods: Sequence[Any] = ()) -> ClientApp:
     """A ClientApp for any method and task.
 
     Args:
         defaults: run configuration used for keys that the context does not give (the simulation gives none).
+        mods: Flower's mods around the training message. Those that compare what came with what goes back, like
+            ``LocalDpMod``, need a method that receives and sends the same tensors: FedIT, FedProx, FFA-LoRA and
+            zero-padding do; one that merges into the base (Frank, FLoRA, FedEx) or sends half (RoLoRA, FedSA) does not.
 
     The node's configuration names its ``partition-id``, and optionally a ``state-dir`` for durable private state.
     """
@@ -192,16 +219,18 @@ def make_client_app(defaults: Mapping[str, Any] | None = None) -> ClientApp:
             "partition-id": ready.pid,
             "num-examples": ready.task.num_examples(ready.pid),
             "digest": digest_of(ready.config),
+            "versions": versions_of(ready.config),
         }
         return Message(to_content({}, about), reply_to=message)
 
-    @app.train()
+    @app.train(mods=list(mods))
     def train(message: Message, context: Context) -> Message:
         ready = open_client(message, context)
         config, client, method = ready.config, ready.client, ready.method
         plan = FaultPlan.from_json(config.faults)
         plan.before_train(ready.round, ready.pid)
         measured = train_locally(client, method, ready.task, config)
+        plan.before_reply(ready.round, ready.pid)
         answer = method.reply(client)
         check_uplink(answer.tensors, method.uplink)
         tensors, claimed = plan.after_train(ready.round, ready.pid, answer.tensors)

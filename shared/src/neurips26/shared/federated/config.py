@@ -34,6 +34,8 @@ class FedConfig:
     rounds: int = 5
     fraction_train: float = 1.0  # share of the clients in a round
     min_train_nodes: int = 1
+    participation: str = "random"  # or "cyclic", "bernoulli" (each client with fraction_train), "schedule"
+    schedule: tuple[tuple[int, ...], ...] = ()  # the clients of each round, from the start again when used up
     local_steps: int = 4
     batch_size: int = 16
     optimizer: str = "adamw"  # or "sgd"
@@ -57,6 +59,13 @@ class FedConfig:
         check_int(self.rounds, "rounds", minimum=0)
         check_real(self.fraction_train, "fraction_train", minimum=0, maximum=1)
         check_int(self.min_train_nodes, "min_train_nodes", minimum=1, maximum=len(self.ranks))
+        check_choice(self.participation, "participation", ("random", "cyclic", "bernoulli", "schedule"))
+        if (self.participation == "schedule") != bool(self.schedule):
+            raise ValueError(
+                "schedule: expected the clients of each round with participation='schedule', and only then"
+            )
+        for pid in {pid for row in self.schedule for pid in row}:
+            check_int(pid, "schedule", minimum=0, maximum=len(self.ranks) - 1)
         check_int(self.local_steps, "local_steps", minimum=0)
         check_int(self.batch_size, "batch_size", minimum=1)
         check_choice(self.optimizer, "optimizer", ("adamw", "sgd"))

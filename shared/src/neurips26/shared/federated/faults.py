@@ -13,7 +13,16 @@ from neurips26.shared.federated.state import Tensors
 
 __all__ = ["FaultPlan", "InjectedFault"]
 
-KINDS = ("crash_before_train", "crash_after_train", "timeout", "nan_update", "corrupt_shape", "stale")
+#: ``crash_after_train`` comes when the client's private state is saved, ``crash_before_save`` when it is not.
+KINDS = (
+    "crash_before_train",
+    "crash_before_save",
+    "crash_after_train",
+    "timeout",
+    "nan_update",
+    "corrupt_shape",
+    "stale",
+)
 
 
 class InjectedFault(RuntimeError):
@@ -46,6 +55,11 @@ class FaultPlan:
             raise InjectedFault(f"client {pid} crashed before training in round {round}")
         if self.kind(round, pid) == "timeout":
             raise TimeoutError(f"client {pid} did not answer in round {round}")
+
+    def before_reply(self, round: int, pid: int) -> None:
+        """Raise where the client dies with its training done and nothing saved."""
+        if self.kind(round, pid) == "crash_before_save":
+            raise InjectedFault(f"client {pid} crashed before saving in round {round}")
 
     def after_train(self, round: int, pid: int, tensors: Tensors) -> tuple[Tensors, int]:
         """Spoil the reply; returns the tensors and the round that the reply claims to answer."""

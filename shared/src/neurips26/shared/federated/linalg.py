@@ -25,6 +25,6 @@ def factor_svd(B: Tensor, A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def stable_rank(matrix: Tensor) -> float:
     """Squared Frobenius norm over squared spectral norm: the number of directions that matter; 0 for a zero matrix."""
-    s = torch.linalg.svdvals(matrix.double())
-    top = s.max()
-    return 0.0 if top == 0 else float((s**2).sum() / top**2)
+    wide = matrix.double() if matrix.shape[0] <= matrix.shape[1] else matrix.double().T
+    squares = torch.linalg.eigvalsh(wide @ wide.T)  # of the smaller Gram matrix: the top one is all that counts
+    return 0.0 if squares[-1] <= 0 else float(squares.clamp(min=0).sum() / squares[-1])

@@ -80,7 +80,13 @@ class LoraModel:
         self._linear = {name: modules[name] for name in self.targets}
         # GPT-2's Conv1D stores the transpose of a Linear's weight.
         self._transposed = {name: type(layer).__name__ == "Conv1D" for name, layer in self._linear.items()}
-        self._base = {name: self._weight(name).detach().clone() for name in self.targets}
+        self._shapes = {name: self._shape(layer) for name, layer in self._linear.items()}
+        # Nothing is ever merged into a quantised weight: its change is kept beside it and added to the output.
+        quantised = [name for name, layer in self._linear.items() if not layer.weight.is_floating_point()]
+        self._base = {name: self._weight(name).detach().clone() for name in self.targets if name not in quantised}
+        self._beside: dict[str, Tensor] = {}
+        for name in quantised:
+            self._linear[name].register_forward_hook(self._adding(name))
         self._changed = False
         self._layers: dict[str, Any] = {}
         self._ranks: set[int] = set()
@@ -90,28 +96,50 @@ class LoraModel:
         weight = self._linear[name].weight
         return weight.T if self._transposed[name] else weight
 
+    @staticmethod
+    def _shape(layer: Any) -> tuple[int, int]:
+        if hasattr(layer, "out_features"):  # a 4-bit weight is packed: its own shape says nothing
+            return int(layer.out_features), int(layer.in_features)
+        n, m = layer.weight.shape
+        return int(m), int(n)
+
+    def _adding(self, name: str) -> Any:
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            change = self._beside.get(name)
+            return output if change is None else output + (inputs[0].to(change.dtype) @ change.T).to(output.dtype)
+
+        return hook
+
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
         """(m, n) of every adapted module: outputs and inputs."""
-        return {name: tuple(base.shape) for name, base in self._base.items()}  # type: ignore[misc]
+        return dict(self._shapes)
 
     @property
     def base(self) -> dict[str, Tensor]:
-        """The pretrained weights of the adapted modules."""
+        """The pretrained weights of the adapted modules (those that are not quantised)."""
         return self._base
 
     # --- base ---------------------------------------------------------------------------------------------------------
 
     def set_delta(self, delta: Mapping[str, Tensor] | None) -> None:
-        """Make the base weights ``W_0 + delta`` (float32 sum, then cast); None restores ``W_0``."""
+        """Make the base weights ``W_0 + delta`` (float32 sum, then cast); None restores ``W_0``.
+
+        Beside a quantised weight the change stays in float32.
+        """
         if delta is None and not self._changed:
             return
         with torch.no_grad():
             for name, base in self._base.items():
                 if delta is not None and name in delta:
-                    self._weight(name).copy_(base.float() + delta[name].float())
+                    self._weight(name).copy_(base.float() + delta[name].to(base.device).float())
                 else:
                     self._weight(name).copy_(base)
+            self._beside = {
+                name: delta[name].to(self._linear[name].weight.device).float()
+                for name in self.targets
+                if delta is not None and name in delta and name not in self._base
+            }
         self._changed = delta is not None
 
     # --- adapters -----------------------------------------------------------------------------------------------------
@@ -127,8 +155,8 @@ class LoraModel:
                 layer.enable_adapters(False)
             return
         for name, f in state.factors.items():
-            _known(name, self._base, "state")
-            m, n = self._base[name].shape
+            _known(name, self._shapes, "state")
+            m, n = self._shapes[name]
             if f.A.shape[1] != n or f.B.shape[0] != m:
                 raise ValueError(f"state: expected a ({m}, {n}) update at {name}, got ({f.B.shape[0]}, {f.A.shape[1]})")
         adapter = self._adapter(self.rank)
@@ -168,6 +196,9 @@ class LoraModel:
             self._ranks.add(r)
             modules = dict(self.module.named_modules())
             self._layers = {name: modules[name] for name in self.targets}
+            for layer in self._layers.values():  # factors stay float32 on whatever base
+                layer.lora_A[f"r{r}"].float()
+                layer.lora_B[f"r{r}"].float()
             for parameter in self._parameters.values():
                 parameter.requires_grad_(False)
         return f"r{r}"

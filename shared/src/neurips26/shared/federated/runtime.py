@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from neurips26.shared.arrays import check_choice, check_int
 from neurips26.shared.federated.client import make_client_app
 from neurips26.shared.federated.config import FedConfig
 from neurips26.shared.federated.server import load_result, make_server_app, serve
-from neurips26.shared.federated.strategy import FedResult
+from neurips26.shared.federated.strategy import FedLoRAStrategy, FedResult
 from neurips26.shared.runs import lock
 
 __all__ = ["InProcessGrid", "run_federated"]
@@ -127,7 +127,11 @@ def _copy(message: Message) -> Message:
 
 
 def run_federated(
-    config: FedConfig, backend: str = "sequential", out_dir: str | Path | None = None, resume: bool = False
+    config: FedConfig,
+    backend: str = "sequential",
+    out_dir: str | Path | None = None,
+    resume: bool = False,
+    callbacks: Iterable[Callable[[int, FedLoRAStrategy], None]] = (),
 ) -> FedResult:
     """Run a federation and return its history, byte table and final arrays.
 
@@ -137,9 +141,10 @@ def run_federated(
             SuperLink the run is started by ``flwr run``; see the packages' READMEs.
         out_dir: where checkpoints, the clients' private state and the result go; needed to resume.
         resume: go on after the newest checkpoint in ``out_dir``.
+        callbacks: called after each round with its number and the strategy (this process only).
 
     Raises:
-        ValueError: unknown backend, or ``resume`` without ``out_dir``.
+        ValueError: unknown backend, ``resume`` without ``out_dir``, or callbacks for another process.
         neurips26.shared.runs.LockedError: another run works in ``out_dir``.
         FileExistsError: ``out_dir`` holds a run and ``resume`` is false.
     """
@@ -149,14 +154,16 @@ def run_federated(
     folder = Path(out_dir).resolve() if out_dir is not None else None
     defaults = config.to_run_config() | ({"out-dir": str(folder)} if folder else {})
     if backend == "ray":
+        if callbacks:
+            raise ValueError("callbacks: expected none with backend='ray', which runs the server elsewhere")
         return _ray(config, defaults | {"resume": resume}, folder)
     before = TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id
     try:
         grid = InProcessGrid(make_client_app(defaults), len(config.ranks))
         if folder is None:
-            return serve(config, grid)
+            return serve(config, grid, callbacks=callbacks)
         with lock(folder):
-            return serve(config, grid, folder, resume)
+            return serve(config, grid, folder, resume, callbacks)
     finally:
         TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = before
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,13 @@ from neurips26.shared.runs import atomic_write_bytes, atomic_write_json, lock, r
 __all__ = ["load_result", "make_server_app", "serve"]
 
 
-def serve(config: FedConfig, grid: Grid, out_dir: Path | None = None, resume: bool = False) -> FedResult:
+def serve(
+    config: FedConfig,
+    grid: Grid,
+    out_dir: Path | None = None,
+    resume: bool = False,
+    callbacks: Iterable[Callable[[int, FedLoRAStrategy], None]] = (),
+) -> FedResult:
     """Run a federation over ``grid``; with ``out_dir`` leave checkpoints, result and final arrays there."""
     if torch.get_num_threads() != config.threads:
         torch.set_num_threads(config.threads)
@@ -34,7 +40,7 @@ def serve(config: FedConfig, grid: Grid, out_dir: Path | None = None, resume: bo
             start = strategy.checkpoints.restore(strategy.method, strategy.result)
         elif list((out_dir / "checkpoints").glob("round-*.json")):
             raise FileExistsError(f"{out_dir}: holds another run; resume it, or choose an empty folder")
-    strategy.start(grid, num_rounds=config.rounds, timeout=config.timeout, start_round=start + 1)
+    strategy.start(grid, num_rounds=config.rounds, timeout=config.timeout, start_round=start + 1, callbacks=callbacks)
     result = strategy.result
     if out_dir is not None:
         atomic_write_bytes(out_dir / "final.safetensors", save({k: v.contiguous() for k, v in result.final.items()}))

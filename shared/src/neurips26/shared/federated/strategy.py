@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from neurips26.shared.federated.checkpoint import Checkpoints
-from neurips26.shared.federated.client import digest_of, setup_of
+from neurips26.shared.federated.client import digest_of, setup_of, versions_of
 from neurips26.shared.federated.config import FedConfig
 from neurips26.shared.federated.meter import ByteMeter
 from neurips26.shared.federated.method import ClientUpdate, FedMethod, GlobalModel
@@ -72,15 +72,28 @@ class FedResult:
 
 
 def sample_clients(config: FedConfig, round: int) -> list[int]:
-    """The partition ids of this round: a function of seed and round alone."""
+    """The partition ids of this round: a function of settings, seed and round alone."""
     n = len(config.ranks)
+    if config.participation == "schedule":
+        return sorted(set(config.schedule[(round - 1) % len(config.schedule)]))
+    draw = rng(config.seed, "sample", round)
+    if config.participation == "bernoulli":
+        order = draw.random(n)
+        count = max(int((order < config.fraction_train).sum()), config.min_train_nodes)
+        return sorted(int(i) for i in np.argsort(order)[:count])
     count = min(n, max(int(round_half_up(config.fraction_train * n)), config.min_train_nodes))
-    return sorted(int(i) for i in rng(config.seed, "sample", round).choice(n, size=count, replace=False))
+    if config.participation == "cyclic":
+        return sorted(((round - 1) * count + i) % n for i in range(count))
+    return sorted(int(i) for i in draw.choice(n, size=count, replace=False))
 
 
 def round_half_up(x: float) -> float:
     """Plain rounding (Python's rounds halves to even)."""
     return np.floor(x + 0.5)
+
+
+def _told(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
 
 
 class FedLoRAStrategy(Strategy):
@@ -228,7 +241,7 @@ class FedLoRAStrategy(Strategy):
         while len(nodes := list(grid.get_node_ids())) < wanted and time.monotonic() < end:
             time.sleep(0.5)  # SuperNodes still connecting
         ask = [Message(to_content({}, {}), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes]
-        mine = digest_of(self.config)
+        mine, versions = digest_of(self.config), versions_of(self.config)
         for message in grid.send_and_receive(ask, timeout=self.config.timeout):
             node = message.metadata.src_node_id
             if not message.has_content():
@@ -238,6 +251,11 @@ class FedLoRAStrategy(Strategy):
             if pid in self._nodes:
                 raise ValueError(
                     f"partition-id: expected each once, {pid} is claimed by nodes {self._nodes[pid]} and {node}"
+                )
+            if about["versions"] != versions:
+                raise MismatchedCodeError(
+                    f"client {pid} (node {node}) has {_told(about['versions'])}, the server {_told(versions)}: "
+                    "install the same version of the package on every node"
                 )
             if about["digest"] != mine:
                 raise MismatchedCodeError(

@@ -21,19 +21,44 @@ from neurips26.shared.federated.task import Task
 from neurips26.shared.progress import track
 from neurips26.shared.seeding import derive, rng
 
-__all__ = ["TextTask", "dirichlet_partition", "read_labelled", "split_like"]
+__all__ = ["TextTask", "deal", "dirichlet_partition", "read_labelled", "read_table", "split_like", "stratified"]
 
 
-def read_labelled(path: str | Path) -> tuple[list[str], list[str]]:
-    """Texts and labels of a CSV file with the columns ``text`` and one of ``category``, ``label``.
+def read_table(path: str | Path, *columns: str) -> list[dict[str, str]]:
+    """Rows of a CSV file that has at least these columns.
 
-    A real CSV reader: fields may hold commas and line breaks. Bytes that are not UTF-8 are an error naming the file.
+    A real CSV reader: fields may hold commas and line breaks. Bytes that are not UTF-8, and a missing column or field,
+    are an error naming the file.
     """
     try:
         with open(path, encoding="utf-8", newline="") as stream:
             rows = list(csv.DictReader(stream))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: expected UTF-8 text ({error})") from None
+    for number, row in enumerate(rows or [{}], 1):
+        absent = [c for c in columns if row.get(c) is None]
+        if absent:
+            raise ValueError(
+                f"{path}: expected rows with the columns {' and '.join(columns)}, row {number} lacks {absent}"
+            )
+    return rows
+
+
+def read_labelled(path: str | Path) -> tuple[list[str], list[str]]:
+    """Texts and labels: of a CSV file with the columns ``text`` and one of ``category``, ``label`` (BANKING77, NusaX), or
+    of a file ``.tsv`` with a text, a tab and a label on every line and no header (SST-2).
+    """
+    if str(path).endswith(".tsv"):
+        try:
+            lines = Path(path).read_text("utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: expected UTF-8 text ({error})") from None
+        fields = [line.split("\t") for line in lines]
+        for number, row in enumerate(fields or [[]], 1):
+            if len(row) != 2:
+                raise ValueError(f"{path}: expected a text, a tab and a label, line {number} has {len(row)} fields")
+        return [row[0] for row in fields], [row[1] for row in fields]
+    rows = read_table(path)
     column = next((c for c in ("category", "label") if rows and c in rows[0]), None)
     if column is None or "text" not in rows[0]:
         raise ValueError(f"{path}: expected rows with the columns text and category (or label)")
@@ -130,9 +155,10 @@ class TextTask(Task):
 
     Args:
         paper: the paper whose declared data ``train`` and ``test`` name.
-        train, test: declared names of the CSV files.
+        train, test: declared names of the files; or lists of names, one a client, which then keeps its own texts (one
+            language each, for example).
         num_clients: clients.
-        alpha: concentration of the Dirichlet distribution.
+        alpha: concentration of the Dirichlet distribution over the classes.
         layers: upper layers that are adapted (1 to 6; 6 caches the embeddings only).
         targets: projections that are adapted.
         train_size, test_size: examples used, drawn by class-stratified sampling from the files.
@@ -145,9 +171,9 @@ class TextTask(Task):
 
     def __init__(
         self,
-        paper: str = "frank-lora",
-        train: str = "banking77/train.csv",
-        test: str = "banking77/test.csv",
+        paper: str,
+        train: str | list[str] | tuple[str, ...] = "banking77/train.csv",
+        test: str | list[str] | tuple[str, ...] = "banking77/test.csv",
         num_clients: int = 8,
         alpha: float = 0.5,
         layers: int = 1,
@@ -161,19 +187,22 @@ class TextTask(Task):
         check_int(layers, "layers", minimum=1, maximum=6)
         for target in targets:
             check_choice(target, "targets", ("query", "key", "value"))
-        texts, names = read_labelled(data.require(paper, train))
-        test_texts, test_names = read_labelled(data.require(paper, test))
+        own = not isinstance(train, str)
+        if own != (not isinstance(test, str)) or (own and not len(train) == len(test) == num_clients):
+            raise ValueError("train, test: expected one file each, or as many as there are clients")
+        texts, names, source = _read_all(paper, train)
+        test_texts, test_names, test_source = _read_all(paper, test)
         self.classes = sorted(set(names))
         unknown = sorted(set(test_names) - set(self.classes))
         if unknown:
             raise ValueError(f"test: expected the classes of the training file, found others: {unknown[:5]}")
         index = {name: i for i, name in enumerate(self.classes)}
         labels, test_labels = np.array([index[n] for n in names]), np.array([index[n] for n in test_names])
-        self.num_clients = num_clients
+        self.num_clients = check_int(num_clients, "num_clients", minimum=1)
         self._settings = {"num_clients": num_clients, "alpha": alpha, "layers": layers, "seed": seed}
         self._settings |= {"sample_seed": sample_seed, "train_size": train_size, "test_size": test_size}
-        chosen = _stratified(labels, train_size, derive(sample_seed, "train"))
-        chosen_test = _stratified(test_labels, test_size, derive(sample_seed, "test"))
+        chosen = stratified(labels, train_size, derive(sample_seed, "train"))
+        chosen_test = stratified(test_labels, test_size, derive(sample_seed, "test"))
         held = rng(sample_seed, "validation").permutation(len(chosen))[: len(chosen) // 5]
         inside = np.setdiff1d(np.arange(len(chosen)), held)
         self._texts = {
@@ -182,10 +211,15 @@ class TextTask(Task):
             "test": ([test_texts[i] for i in chosen_test], test_labels[chosen_test]),
         }
         train_labels = self._texts["train"][1]
-        self.parts = dirichlet_partition(train_labels, num_clients, alpha, derive(seed, "partition"))
-        self._own = {
-            split: split_like(self._texts[split][1], train_labels, self.parts, seed) for split in ("validation", "test")
-        }
+        if own:
+            self.parts = [np.flatnonzero(source[chosen[inside]] == k) for k in range(num_clients)]
+            sources = {"validation": source[chosen[held]], "test": test_source[chosen_test]}
+            self._own = {split: [np.flatnonzero(s == k) for k in range(num_clients)] for split, s in sources.items()}
+        else:
+            self.parts = dirichlet_partition(train_labels, num_clients, alpha, derive(seed, "partition"))
+            self._own = {
+                s: split_like(self._texts[s][1], train_labels, self.parts, seed) for s in ("validation", "test")
+            }
         self._layers, self._max_length, self._targets = layers, max_length, list(targets)
         self._built: LoraModel | None = None
         self._hidden: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
@@ -257,7 +291,24 @@ class TextTask(Task):
         return {"accuracy": right / len(rows), "loss": loss / len(rows)}
 
 
-def _stratified(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
+def _read_all(paper: str, files: str | list[str] | tuple[str, ...]) -> tuple[list[str], list[str], np.ndarray]:
+    """Texts and labels of one or several declared files, and the number of the file that each is from."""
+    texts: list[str] = []
+    labels: list[str] = []
+    source: list[int] = []
+    for k, name in enumerate([files] if isinstance(files, str) else files):
+        more, theirs = read_labelled(data.require(paper, name))
+        texts, labels, source = texts + more, labels + theirs, source + [k] * len(more)
+    return texts, labels, np.array(source)
+
+
+def deal(size: int, num_clients: int, seed: int) -> list[np.ndarray]:
+    """Indices dealt to clients at random in parts of nearly equal size."""
+    check_int(num_clients, "num_clients", minimum=1, maximum=size)
+    return [np.sort(part) for part in np.array_split(rng(seed, "deal").permutation(size), num_clients)]
+
+
+def stratified(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
     """``size`` indices with every class in proportion (all, where there are fewer)."""
     if size >= len(labels):
         return np.arange(len(labels))

@@ -7,6 +7,7 @@ sum to one. On the server s_i is inside B_i.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -80,8 +81,9 @@ class HetLoRA(ZeroPad):
     """Zero-padding with weights ``p_i ~ ||B_i A_i||_F`` over all modules (Cho et al., EMNLP 2024, arXiv 2401.06432).
 
     Optional self-pruning (``gamma < 1``): the loss gets ``lam * ||A[k:]||_F ||B[:, k:]||_F`` of each module with
-    ``k = floor(gamma r_i)``, and a client whose tail norm is below the one it received goes on with rank k. The paper's
-    text of the rule is followed as far as it is known to us; by default pruning is off.
+    ``k = floor(gamma r_i)``; a client whose sum of these after training is below that of what it received sends the
+    first k rows and columns only and goes on with rank k >= 1. Off by default. Weights and truncation are as the paper's
+    Figure 2 has them, the pruning rule as in two public implementations; the text of its algorithm we could not read.
     """
 
     name = "hetlora"
@@ -122,9 +124,25 @@ class HetLoRA(ZeroPad):
     def reply(self, client: Client) -> Payload:
         payload = super().reply(client)
         after, before = self._tails(payload.tensors, client.rank), self._tails(client.received.tensors, client.rank)
-        if after is not None and before is not None and after < before:
-            payload.config["rank"] = int(self.gamma * client.rank)
-        return payload
+        if after is None or before is None or not after < before:
+            return payload
+        k = int(self.gamma * client.rank)
+        kept = {key: _first(key, value, k) for key, value in payload.tensors.items()}
+        return Payload(kept, payload.config | {"rank": k})
+
+    def expected(self, round: int, pid: int) -> dict[str, tuple[int, ...]]:
+        return {key: shape for key, shape in super().expected(round, pid).items() if key.startswith("head/")}
+
+    def problem(self, round: int, pid: int, tensors: Tensors, config: Mapping[str, Any]) -> str | None:
+        r, old = int(config.get("rank", self._rank(pid))), self._rank(pid)
+        if r > old or (old > 0 and r < 1):
+            return f"its rank is {r}, expected 1 to {old}"
+        for key, shape in super().expected(round, pid).items():
+            if not key.startswith("head/"):
+                wanted = (r, shape[1]) if key.startswith("A/") else (shape[0], r)
+                if key not in tensors or tuple(tensors[key].shape) != wanted:
+                    return f"{key}: expected shape {wanted} at rank {r}"
+        return None
 
     def aggregate(self, round: int, updates: list[ClientUpdate]) -> None:
         super().aggregate(round, updates)
@@ -143,6 +161,12 @@ class HetLoRA(ZeroPad):
     def load_state_dict(self, tensors: Tensors, config: dict[str, Any]) -> None:
         super().load_state_dict(tensors, config)
         self.pruned = {int(k): v for k, v in config["pruned"].items()}
+
+
+def _first(key: str, value: Tensor, k: int) -> Tensor:
+    if key.startswith("A/"):
+        return value[:k].contiguous()
+    return value[:, :k].contiguous() if key.startswith("B/") else value
 
 
 def norm(state: AdapterState) -> float:
