@@ -87,3 +87,13 @@ def test_another_number_of_columns_than_fitted(csv, tmp_path, capsys):
     assert "y_last has 1 channels, fitted with 2" in capsys.readouterr().err
     assert main(["predict", str(csv), "--forecaster", str(tmp_path / "none.pkl")]) == 2
     assert "none.pkl does not exist" in capsys.readouterr().err
+
+
+def test_a_saved_forecaster_knows_its_horizon(csv, tmp_path, capsys):
+    saved, out = tmp_path / "m.pkl", tmp_path / "f.csv"
+    assert main(["fit", str(csv), "--horizon", "24", "--lookback", "48", "--out", str(saved)]) == 0
+    assert main(["predict", str(csv), "--forecaster", str(saved), "--out", str(out)]) == 0
+    assert len(pd.read_csv(out)) == 24
+    assert main(["predict", str(csv), "--forecaster", str(saved), "--horizon", "30"]) == 2
+    assert "horizon=30 is longer than the fitted horizon=24" in capsys.readouterr().err
+    assert len(pd.read_csv(out)) == 24  # nothing was overwritten

@@ -53,8 +53,8 @@ class Predict:
     """CSV file whose last rows are looked at."""
     forecaster: Path | None = None
     """Saved by fit (a pickle: open only files you trust); without it one is fitted on the CSV itself."""
-    horizon: int = 96
-    """Steps to forecast."""
+    horizon: int | None = None
+    """Steps to forecast; default those of the saved forecaster, 96 when fitting here."""
     lookback: int = 336
     """Steps looked at (when fitting here)."""
     out: Path | None = None
@@ -80,8 +80,8 @@ class Plot:
     """CSV file."""
     forecaster: Path | None = None
     """Saved by fit; without it one is fitted on the CSV itself."""
-    horizon: int = 96
-    """Steps to forecast."""
+    horizon: int | None = None
+    """Steps to forecast; default those of the saved forecaster, 96 when fitting here."""
     lookback: int = 336
     """Steps looked at (when fitting here)."""
     out: Path = Path("forecast.png")
@@ -95,7 +95,7 @@ class Plot:
 
         frame = read_csv(self.data)
         forecast = forecast_frame(frame, self.forecaster, self.lookback, self.horizon)
-        shown = frame.iloc[-2 * self.horizon - 48 :]
+        shown = frame.iloc[-2 * len(forecast) - 48 :]
         with figure(self.out, len(frame.columns), 1, (7.0, 1.6)) as axes:
             for ax, column in zip(np.atleast_1d(axes), frame.columns):
                 ax.plot(shown.index, shown[column], color="k", lw=0.8)
@@ -298,14 +298,14 @@ def make_model(name: str, lookback: int, horizon: int) -> Any:
     return models[name](lookback=lookback, horizon=horizon)
 
 
-def forecast_frame(frame: pd.DataFrame, forecaster: Path | None, lookback: int, horizon: int) -> pd.DataFrame:
+def forecast_frame(frame: pd.DataFrame, forecaster: Path | None, lookback: int, horizon: int | None) -> pd.DataFrame:
     """Forecast with a saved forecaster or with one fitted on the frame itself."""
     if forecaster is None:
-        return make_model("rrr", lookback, horizon).fit(frame).predict(frame)
+        return make_model("rrr", lookback, 96 if horizon is None else horizon).fit(frame).predict(frame)
     if not forecaster.is_file():
         raise ValueError(f"forecaster: {forecaster} does not exist")
     model = pickle.loads(forecaster.read_bytes())
-    return model.predict(frame, horizon=min(horizon, model.horizon))
+    return model.predict(frame, horizon=horizon)
 
 
 def main(argv: list[str]) -> int:
