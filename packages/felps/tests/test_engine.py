@@ -177,8 +177,28 @@ def test_broken_adapters_fail_alone(adapters, tmp_path):
         assert result.run.aborted.sum() == 6
 
 
-def test_too_long_requests_are_refused(adapters):
-    with pytest.raises(ValueError, match="80 tokens"):
-        engine(adapters).run(Workload(np.zeros(1), np.ones(1), np.full(1, 70), np.full(1, 20)), Policy.make("fcfs"))
+def test_too_long_requests_are_refused_at_the_door(adapters):
+    load = Workload(np.zeros(3), np.ones(3), np.array([70, 5, 40]), np.array([20, 4, 4]))
+    result = engine(adapters).run(load, Policy.make("felps"))
+    assert result.run.rejected.tolist() == [True, False, False] and result.run.emitted.tolist() == [0, 4, 4]
+    assert list(result.errors) == [0] and "80 tokens" in result.errors[0]
     with pytest.raises(ValueError, match="prompts"):
         engine(adapters).run(workload(3), Policy.make("fcfs"), prompts={0: [1]})
+
+
+def test_clients_that_leave_and_adapters_that_are_removed(adapters):
+    """The others get the text they would have had; nothing stays pinned or owed."""
+    load = workload(16, seed=4)
+    load.adapter[:] = np.where(load.adapter == 0, 1, load.adapter)
+    whole = engine(adapters).run(load, Policy.make("fcfs")).tokens
+    policy = FELPSPolicy(0.2)
+    victim = int(load.adapter[-1])
+    result = engine(adapters).run(load, policy, aborts={0: 0.0, 5: 1e-4}, removals={victim: 1e-4})
+    gone = set(np.flatnonzero(result.run.aborted).tolist())
+    assert {0, 5} <= gone and (load.adapter[sorted(gone - {0, 5})] == victim).all()
+    assert set(result.errors) == gone - {0, 5} and all("removed" in text for text in result.errors.values())
+    for i in range(16):
+        if i not in gone:
+            assert result.tokens[i] == whole[i]
+    assert all(v == 0 for v in policy.ledger.outstanding.values()) and not policy.slots.pinned
+    assert victim not in policy.slots.resident

@@ -95,7 +95,7 @@ def test_policy_books_agree_with_the_truth():
                 assert 0 <= policy.served_fraction(int(a)) <= 1
 
     sim = Simulator(ENGINE, 2, 6, 256, 2500, sample_every=0.5)
-    result = Spy(sim, workload, policy, np.inf, {}, 10**6).run()
+    result = Spy(sim, workload, policy, np.inf, {}, {}, 10**6).run()
     assert result.preemptions > 0  # recomputed tokens are in the game
     assert len(seen) > 200 and np.abs(seen).max() < 1e-6
     assert all(value == 0 for value in policy.ledger.outstanding.values())
@@ -150,7 +150,7 @@ def test_never_more_adapters_than_slots_and_loads_are_misses():
                 return loaded, evicted
 
         sim = Simulator(ENGINE, 3, 8, 256, 4000)
-        result = Spy(sim, workload, Policy.make(name, mode=mode), np.inf, {}, 10**6).run()
+        result = Spy(sim, workload, Policy.make(name, mode=mode), np.inf, {}, {}, 10**6).run()
         assert result.loads == sum(seen)
         roomy = Simulator(ENGINE, 50, 8, 256, 4000).run(workload, Policy.make(name, mode=mode))
         assert roomy.loads == len(set(workload.adapter.tolist()) - {0})
@@ -169,7 +169,7 @@ def test_skip_mode_conserves_work():
                         head = self.policy.peek(self.now)
                         assert head is not None and not self.can_admit(head)
 
-        Spy(Simulator(ENGINE, 2, 6, 256, 4000), workload, Policy.make(name, mode="skip"), np.inf, {}, 10**6).run()
+        Spy(Simulator(ENGINE, 2, 6, 256, 4000), workload, Policy.make(name, mode="skip"), np.inf, {}, {}, 10**6).run()
 
 
 def adversarial(n=120):
@@ -242,6 +242,47 @@ def test_aborts_waiting_prefilling_and_decoding():
         assert 40 < result.emitted[0] < 60 and result.emitted[1:].tolist() == [0, 0, 3]
         assert np.allclose(result.sample_arrived[-1], result.sample_served[-1]), name
     assert all(v == 0 for v in policy.ledger.outstanding.values())
+
+
+def test_a_removed_adapter_ends_its_waiting_requests_and_finishes_the_running_ones():
+    workload = make(
+        (0.0, 1, 10, 40), (0.0, 2, 10, 40), (0.0, 1, 10, 40), (0.0, 1, 10, 40), (2.0, 1, 10, 3), (2.0, 2, 10, 3)
+    )
+    for name in ALL:
+        policy = Policy.make(name, mode="drain")
+        sim = Simulator(EngineModel(0.01, 0.0, 0.0, 0.0, 0.0), 2, 2, 64, 5000)
+        result = sim.run(workload, policy, removals={1: 0.1})
+        started = ~np.isnan(result.first_token)
+        running = [i for i in (0, 2, 3) if started[i]]
+        assert result.emitted[running].tolist() == [40] * len(running) and running, name  # who ran has finished
+        assert result.aborted.tolist() == [not started[i] and i in (0, 2, 3) for i in range(6)], name
+        assert result.rejected.tolist() == [False] * 4 + [True, False], name  # later ones are refused
+        assert result.emitted[[1, 5]].tolist() == [40, 3], name
+        assert policy.slots.resident == (2,) and not policy.slots.pinned, name
+    assert all(v == 0 for v in policy.ledger.outstanding.values())
+
+
+def test_a_removed_adapter_is_not_resumed_after_a_preemption():
+    workload = make((0.0, 1, 60, 60), (0.0, 2, 60, 60))
+    result = Simulator(EngineModel(0.01, 0.0, 0.0, 0.0, 0.0), 2, 2, 256, 150).run(
+        workload, Policy.make("fcfs"), removals={2: 0.02}
+    )
+    assert result.preemptions == 1 and result.aborted.tolist() == [False, True]
+    assert result.emitted[0] == 60 and 0 < result.emitted[1] < 60
+
+
+def test_enough_slots_load_every_adapter_once():
+    workload = random_workload(6)
+    for name in ALL:
+        assert Simulator(ENGINE, 10, 8, 256, 4000).run(workload, Policy.make(name)).loads == len(
+            [a for a in workload.adapters if a]
+        )
+
+
+def test_an_abort_before_the_arrival_takes_effect_with_it():
+    workload = make((0.0, 1, 10, 5), (1.0, 1, 10, 5), (1.5, 2, 10, 5))
+    result = Simulator(ENGINE, 1, 4, 256).run(workload, Policy.make("felps"), aborts={1: 0.5})
+    assert result.aborted.tolist() == [False, True, False] and result.emitted.tolist() == [5, 0, 5]
 
 
 def test_unfinished_requests_are_counted_and_censored():

@@ -186,3 +186,7 @@ def test_bad_windows_and_arrays():
 def test_from_request_objects():
     workload = Workload.from_requests([Request("b", 2, 1.0, 5, 6), Request("a", 1, 0.5, 3, 4)])
     assert workload.adapter.tolist() == [1, 2] and workload.output.tolist() == [4, 6]
+    with pytest.raises(ValueError, match="'a' twice"):
+        Workload.from_requests([Request("a", 2, 1.0, 5, 6), Request("a", 1, 0.5, 3, 4)])
+    with pytest.raises(ValueError, match="output lengths"):
+        Workload.from_requests([Request("a", 1, 0.5, 3)])

@@ -14,6 +14,7 @@ from neurips26.felps.engine_model import PRESETS, EngineModel, fit_cost_profile
 from neurips26.felps.policy import Policy
 from neurips26.felps.simulator import Simulator
 from neurips26.felps.workload import Workload
+from neurips26.shared.arrays import check_int
 from neurips26.shared.runs import atomic_write_json
 
 
@@ -195,12 +196,36 @@ class Replay:
             print(adapter, row)
 
 
+@dataclass
+class Lab:
+    """Write a small base model and random adapters, to try a server with (needs the extra "engine")."""
+
+    folder: tyro.conf.Positional[Path] = Path("build/felps-lab")
+    count: int = 4
+    """Adapters."""
+    rank: int = 8
+
+    def run(self) -> None:
+        """Write them and print how to serve them."""
+        from neurips26.felps.adapters import random_adapters
+        from neurips26.shared import backbones
+
+        check_int(self.count, "count", minimum=1)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        base = self.folder / "base"
+        base.unlink(missing_ok=True)
+        base.symlink_to(backbones.folder("SmolLM2-135M"))
+        random_adapters(backbones.load("SmolLM2-135M"), self.folder, self.count, self.rank)
+        print(f"{base}: SmolLM2-135M, with adapters {self.folder}/1 to {self.folder}/{self.count}")
+
+
 Verb = (
     Annotated[Simulate, tyro.conf.subcommand("simulate")]
     | Annotated[Sweep, tyro.conf.subcommand("sweep")]
     | Annotated[Describe, tyro.conf.subcommand("trace")]
     | Annotated[Calibrate, tyro.conf.subcommand("calibrate")]
     | Annotated[Replay, tyro.conf.subcommand("replay")]
+    | Annotated[Lab, tyro.conf.subcommand("lab")]
 )
 
 

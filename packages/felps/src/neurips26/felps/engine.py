@@ -205,8 +205,9 @@ class CPUEngine:
         horizon: float = float("inf"),
         stop_at: Sequence[int] = (),
         aborts: Mapping[int, float] | None = None,
+        removals: Mapping[int, float] | None = None,
     ) -> EngineResult:
-        """Serve a workload greedily.
+        """Serve a workload greedily. What cannot be served (too long, no such adapter) fails alone, with a reason in ``errors``.
 
         Args:
             workload: arrivals, adapters, prompt lengths, and output lengths, which cap the outputs.
@@ -215,16 +216,15 @@ class CPUEngine:
             horizon: stop at this CPU time.
             stop_at: token ids that end a request early.
             aborts: request -> time at which its client gives up.
+            removals: adapter -> time at which its owner takes it away (running requests finish).
         """
-        longest = int((workload.prompt + workload.output).max())
-        if longest > self.max_length:
-            raise ValueError(f"workload: expected at most {self.max_length} tokens a request, got {longest}")
         for index, tokens in (prompts or {}).items():
             if len(tokens) != workload.prompt[index]:
                 raise ValueError(
                     f"prompts: request {index} has {len(tokens)} tokens, the workload says {workload.prompt[index]}"
                 )
-        loop = _Executed(self, workload, policy, horizon, dict(aborts or {}), dict(prompts or {}), frozenset(stop_at))
+        orders = (dict(aborts or {}), dict(removals or {}))
+        loop = _Executed(self, workload, policy, horizon, orders, dict(prompts or {}), frozenset(stop_at))
         result = loop.run()
         return EngineResult(result, loop.tokens, loop.log, loop.errors)
 
@@ -235,10 +235,10 @@ class _Executed(_Loop):
     may_jump = False
 
     def __init__(
-        self, engine: CPUEngine, workload: Workload, policy: Policy, horizon: float, aborts: dict[int, float],
-        prompts: dict[int, Sequence[int]], stop_at: frozenset[int],
+        self, engine: CPUEngine, workload: Workload, policy: Policy, horizon: float,
+        orders: tuple[dict[int, float], dict[int, float]], prompts: dict[int, Sequence[int]], stop_at: frozenset[int],
     ) -> None:  # fmt: skip
-        super().__init__(engine.batching, workload, policy, horizon, aborts, 10**9)
+        super().__init__(engine.batching, workload, policy, horizon, *orders, 10**9)
         self.engine, self.prompts, self.stop_at = engine, prompts, stop_at
         self.tokens: dict[int, list[int]] = {}
         self.log: list[Step] = []
@@ -247,13 +247,20 @@ class _Executed(_Loop):
         self.step_loads, self.step_load_seconds = 0, 0.0
         self.mark = time.process_time()
 
+    def _refusal(self, request: Request) -> str:
+        tokens, room = request.prompt_tokens + request.output_tokens, self.engine.max_length
+        return f"expected at most {room} tokens, got {tokens}" if tokens > room else super()._refusal(request)
+
+    def _failed(self, request: Request, why: str) -> None:
+        self.errors[int(request.id)] = why
+
     def _load(self, request: Request) -> bool:
         began = time.process_time()
         try:
             self.engine.load(request.adapter, self.slots.slot_of(request.adapter))
         except AdapterError as error:
             self.slots.cancel(request.adapter)
-            self.errors[int(request.id)] = str(error)
+            self._failed(request, str(error))
             self._abort(request)
             return False
         finally:

@@ -86,6 +86,7 @@ class Simulator:
         horizon: float | None = None,
         known_adapters: set[int] | None = None,
         aborts: dict[int, float] | None = None,
+        removals: dict[int, float] | None = None,
         max_steps: int = 50_000_000,
     ) -> RunResult:
         """Serve ``workload`` with ``policy`` (a fresh one: it keeps its history).
@@ -96,6 +97,8 @@ class Simulator:
             horizon: stop at this time and count what is unfinished; ``None``: until everything is served.
             known_adapters: adapters that exist; a request of another one is an error. ``None``: all exist.
             aborts: request position -> time at which its client gives up.
+            removals: adapter -> time at which its owner takes it away. Its running requests finish, the waiting ones are
+                aborted, later ones refused; its slot is free once nobody uses it.
             max_steps: guard against a policy that never admits.
 
         Raises:
@@ -105,7 +108,8 @@ class Simulator:
             for adapter in workload.adapters:
                 if int(adapter) not in known_adapters and adapter != 0:
                     raise ValueError(f"adapter {int(adapter)} of workload {workload.name!r} is not known to the engine")
-        return _Loop(self, workload, policy, math.inf if horizon is None else horizon, aborts or {}, max_steps).run()
+        until = math.inf if horizon is None else horizon
+        return _Loop(self, workload, policy, until, aborts or {}, removals or {}, max_steps).run()
 
 
 class _Loop:
@@ -118,10 +122,15 @@ class _Loop:
         policy: Policy,
         horizon: float,
         aborts: dict[int, float],
+        removals: dict[int, float],
         max_steps: int,
     ) -> None:
         self.sim, self.workload, self.policy = sim, workload, policy
-        self.horizon, self.aborts, self.max_steps = horizon, aborts, max_steps
+        self.horizon, self.max_steps = horizon, max_steps
+        # What somebody outside does, by time: a client gives up (0, request), an owner removes an adapter (1, adapter).
+        given_up = [(max(t, float(workload.arrival[i])), 0, i) for i, t in aborts.items()]
+        self.orders = sorted(given_up + [(t, 1, a) for a, t in removals.items()])
+        self.removed: set[int] = set()
         engine = sim.engine
         self.load_seconds = {int(a): engine.load_seconds(workload.rank(int(a))) for a in workload.adapters}
         score = getattr(policy, "served_fraction", None)
@@ -224,16 +233,20 @@ class _Loop:
         sim, policy, engine = self.sim, self.policy, self.sim.engine
         requests = list(self.workload.requests())
         arrivals = [r.arrival for r in requests] + [math.inf]
-        deadlines = sorted((time, i) for i, time in self.aborts.items())
-        arrived = gone = 0
+        orders = self.orders
+        arrived = done = 0
         wq = policy.output_price
         while True:
             while arrivals[arrived] <= self.now:
                 self._arrive(requests[arrived])
                 arrived += 1
-            while gone < len(deadlines) and deadlines[gone][0] <= self.now and deadlines[gone][1] < arrived:
-                self._abort(requests[deadlines[gone][1]])
-                gone += 1
+            while done < len(orders) and orders[done][0] <= self.now:
+                _, removal, which = orders[done]
+                if removal:
+                    self._remove(which)
+                else:
+                    self._abort(requests[which])
+                done += 1
             if self.now >= self.next_sample:
                 self._sample()
             if self.now >= self.horizon:
@@ -243,6 +256,8 @@ class _Loop:
                 upcoming = min(arrivals[arrived], self.horizon)
                 if upcoming == math.inf:
                     break
+                if done < len(orders):
+                    upcoming = min(upcoming, orders[done][0])
                 while self.next_sample < upcoming:  # an idle engine is sampled too
                     self.now = self.next_sample
                     self._sample()
@@ -270,8 +285,8 @@ class _Loop:
             end = self.now + seconds
             if self.may_jump and not self.step_prompts and (not policy.waiting or decode_seqs >= sim.max_num_seqs):
                 until = min(arrivals[arrived], self.next_sample, self.horizon)
-                if gone < len(deadlines):
-                    until = min(until, deadlines[gone][0])
+                if done < len(orders):
+                    until = min(until, orders[done][0])
                 most = min(self.next_end - self.tick, (sim.kv_tokens - self.kv) // max(decode_seqs, 1))
                 while repeat < most and end < until:
                     end += engine.step(0, 0, decode_seqs, kv_read + decode_seqs * repeat)
@@ -279,6 +294,8 @@ class _Loop:
             if not (decode_seqs or self.step_prompts):
                 # Work waits and the engine is empty, but the policy admits nobody: only time can change its mind.
                 end = min(arrivals[arrived], self.horizon, self.next_sample)
+                if done < len(orders):
+                    end = min(end, orders[done][0])
                 repeat = 0
                 if end == math.inf:
                     raise RuntimeError(f"policy {policy.name!r} admits none of {policy.waiting} waiting requests")
@@ -316,9 +333,35 @@ class _Loop:
         for _ in self.policy.select(self):
             pass
 
+    def _refusal(self, request: Request) -> str:
+        """Why a request can never be served, or nothing: it is refused at the door, so that it blocks nobody."""
+        tokens, room = request.prompt_tokens + request.output_tokens, self.sim.kv_tokens
+        if tokens > room:
+            return f"expected at most {room} tokens of prompt and output, got {tokens}"
+        return f"adapter {request.adapter} was removed" if request.adapter in self.removed else ""
+
+    def _failed(self, request: Request, why: str) -> None:
+        """Hook: a request was refused or cannot be served any more."""
+
+    def _remove(self, adapter: int) -> None:
+        """The owner takes an adapter away: who waits for it gets an error, who runs finishes."""
+        self.removed.add(adapter)
+        queue = self.policy.queues.get(adapter)
+        for request in list(queue) if queue is not None else []:
+            self._failed(request, f"adapter {adapter} was removed")
+            self._abort(request)
+        self._vacate(adapter)
+
+    def _vacate(self, adapter: int) -> None:
+        """A removed adapter leaves its slot as soon as nobody runs with it."""
+        if adapter in self.removed and adapter not in self.slots.pinned:
+            self.slots.forget(adapter)
+
     def _arrive(self, request: Request) -> None:
-        if request.prompt_tokens + request.output_tokens > self.sim.kv_tokens:
-            self.rejected[request.id] = True  # it could never finish: refused at the door, so that it blocks nobody
+        why = self._refusal(request)
+        if why:
+            self.rejected[request.id] = True
+            self._failed(request, why)
             return
         policy = self.policy
         cost = policy.input_price * request.prompt_tokens + policy.output_price * request.output_tokens
@@ -379,6 +422,7 @@ class _Loop:
         self.kv -= run.request.prompt_tokens + run.emitted
         del self.by_id[run.request.id]
         self.slots.release(adapter)
+        self._vacate(adapter)
 
     def _finish(self) -> None:
         done = [run for run in self.decoding if run.ends <= self.tick]
@@ -398,6 +442,9 @@ class _Loop:
             self.prompt_done[run.request.id] = run.request.prompt_tokens - run.fresh
             self.policy.on_preempted(run.request, self.now, run.emitted, run.fresh)
             self.preemptions += 1
+            if run.request.adapter in self.removed:
+                self._failed(run.request, f"adapter {run.request.adapter} was removed")
+                self._abort(run.request)
 
     def _drop(self, run: _Run) -> None:
         """Take a running sequence (already out of its list) off the engine."""
@@ -405,6 +452,7 @@ class _Loop:
             self.kv -= run.context
             del self.by_id[run.request.id]
             self.slots.release(run.request.adapter)
+            self._vacate(run.request.adapter)
         else:
             self._leave(run)
             self.next_end = min((other.ends for other in self.decoding), default=_NEVER)

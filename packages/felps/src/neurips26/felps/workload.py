@@ -266,6 +266,13 @@ class Workload:
     def from_requests(cls, requests: Iterable[Request], name: str = "requests") -> Workload:
         """From request objects with known output lengths."""
         items = sorted(requests, key=lambda r: r.arrival)
+        seen: set[int | str] = set()
+        for item in items:
+            if item.id in seen:
+                raise ValueError(f"requests: expected every id once, got {item.id!r} twice")
+            if item.output_tokens is None:
+                raise ValueError(f"requests: expected known output lengths, got none for {item.id!r}")
+            seen.add(item.id)
         return cls(
             *(np.array([getattr(r, c) for r in items]) for c in ("arrival", "adapter", "prompt_tokens", "output_tokens")),
             name=name,

@@ -90,19 +90,24 @@ def prompt_tokens(index: int, length: int) -> list[int]:
 def replay(
     engine: Any, rows: list[list[float]], paths: dict[int, str], aborts: dict[int, float] | None = None
 ) -> dict[str, Any]:
-    """Serve ``rows`` of (arrival, adapter, prompt, output) and return times, texts, service curves and loads."""
+    """Serve ``rows`` of (arrival, adapter, prompt, output) and return times, texts, service curves and loads.
+
+    A plug-in begins with empty books: what an earlier replay served is no credit and no debt in this one.
+    """
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
 
     scheduler = scheduler_of(engine)
-    jump = 0.0
-    start = time.process_time()
+    while engine.has_unfinished_requests():  # left by aborts at the end of an earlier replay
+        engine.step()
+    if hasattr(scheduler, "fresh_policy"):
+        scheduler.fresh_policy()
     texts: dict[int, list[int]] = {}
     first: dict[int, float] = {}
     finish: dict[int, float] = {}
     progress: list[list[float]] = []  # (time, request, tokens)
     schedule_seconds, steps, preemptions = 0.0, 0, 0
-    inner = scheduler.schedule
+    inner, inner_update = scheduler.schedule, scheduler.update_from_output
 
     def timed_schedule(*args: Any, **kwargs: Any) -> Any:
         nonlocal schedule_seconds, steps, preemptions
@@ -113,12 +118,21 @@ def replay(
         preemptions += len(out.preempted_req_ids or ())
         return out
 
-    scheduler.schedule = timed_schedule
+    def timed_update(*args: Any, **kwargs: Any) -> Any:
+        nonlocal schedule_seconds
+        began = time.process_time()
+        out = inner_update(*args, **kwargs)
+        schedule_seconds += time.process_time() - began
+        return out
+
+    scheduler.schedule, scheduler.update_from_output = timed_schedule, timed_update
     worker_loads = _count_loads(engine)
     pending = sorted(range(len(rows)), key=lambda i: rows[i][0])
     open_requests: set[int] = set()
     gone = dict(aborts or {})
     order: list[int] = []
+    jump = 0.0
+    start = time.process_time()
     while pending or open_requests:
         now = time.process_time() - start + jump
         if not open_requests and rows[pending[0]][0] > now:
@@ -151,7 +165,7 @@ def replay(
             if output.finished:
                 finish[index] = now
                 open_requests.discard(index)
-    scheduler.schedule = inner
+    scheduler.schedule, scheduler.update_from_output = inner, inner_update
     return {
         "makespan": time.process_time() - start + jump,
         "busy": time.process_time() - start,
@@ -192,7 +206,7 @@ def main() -> int:
     """Read a job, serve every run of it, write the outcomes.
 
     The job: ``{"engine": {...}, "adapters": n, "model": {...}, "runs": [{"scheduler": {...} or null, "rows": [...]}]}``.
-    Runs with an equal scheduler share an engine.
+    Runs with an equal scheduler and engine share one, which starts each with empty books; all engines stay.
     """
     job = json.load(sys.stdin)
     real_stdout = os.dup(1)
@@ -206,7 +220,6 @@ def main() -> int:
         for run in job["runs"]:
             key = json.dumps([run["scheduler"], run.get("engine")], sort_keys=True)
             if key not in engines:
-                engines.clear()
                 engines[key] = build_engine(model, job.get("engine", {}) | run.get("engine", {}), run["scheduler"])
                 warm = [[0.0, a, 8, 2] for a in range(1, 1 + min(2, int(job["adapters"])))]
                 replay(engines[key], warm, paths)

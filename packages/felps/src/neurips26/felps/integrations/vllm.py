@@ -55,13 +55,22 @@ class FELPSScheduler(AsyncScheduler):
         super().__init__(*args, **kwargs)
         if not vllm.__version__.startswith(TESTED):
             logger.warning("vLLM %s: this plug-in was tested with %s", vllm.__version__, TESTED)
+        self.fresh_policy()
+        logger.info("waiting requests are chosen by %s", self.waiting.policy.describe())
+
+    def fresh_policy(self) -> None:
+        """Begin with empty books, as a new server would (only while no request is open). Adapters stay where they are."""
+        if self.requests:
+            raise RuntimeError(f"fresh_policy: expected no open request, got {len(self.requests)}")
         additional = self.vllm_config.additional_config or {}
         options = dict(additional.get("felps", {}) if isinstance(additional, dict) else {})
-        slots = AdapterSlots(self.lora_config.max_loras if self.lora_config else 1)
+        slots = getattr(self.waiting, "slots", None)  # not vLLM's own queue, which has none
+        if slots is None:
+            slots = AdapterSlots(self.lora_config.max_loras if self.lora_config else 1)
+        slots.loads = slots.hits = 0
         self.waiting = VLLMQueue(
             Policy.make(options.pop("policy", "felps"), **options), slots, translate, time.monotonic
         )
-        logger.info("waiting requests are chosen by %s", self.waiting.policy.describe())
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """One step."""
