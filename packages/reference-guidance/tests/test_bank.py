@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +16,6 @@ from neurips26.reference_guidance import (
     ReferenceMeanGuidance,
     UnknownLayoutError,
 )
-from neurips26.reference_guidance.cli import main
 from neurips26.reference_guidance.images import fit_image, open_image
 from neurips26.reference_guidance.layouts import layout_for
 from neurips26.reference_guidance.tiny import tiny_pipeline
@@ -136,18 +139,49 @@ def test_unknown_pipeline():
         layout_for(object())
 
 
-def test_command_line(tmp_path, capsys):
-    (tmp_path / "in").mkdir()
-    for i in range(3):
-        Image.new("RGB", (40, 30), (i * 40, 10, 20)).save(tmp_path / "in" / f"{i}.png")
-    path = str(tmp_path / "b.safetensors")
-    size = ["--height", "32", "--width", "32"]
-    assert main(["bank-build", "--pipe", "tiny:sd3", "--images", str(tmp_path / "in"), "--out", path, *size]) == 0
-    assert main(["bank-info", "--bank", path]) == 0
-    generate = ["generate", "--pipe", "tiny:sd3", "--bank", path, "--out", str(tmp_path / "run"), "--steps", "3"]
-    assert main(generate) == 0 and (tmp_path / "run" / "guided.png").exists()
-    capsys.readouterr()
-    assert main(["released", "pink-elephant"]) == 0
-    assert '"strength": 0.5' in capsys.readouterr().out
-    assert main(["released", "nothing"]) == 2
-    assert "error: name" in capsys.readouterr().err
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads Linux's account of memory")
+def test_a_mapped_bank_is_never_loaded(tmp_path):
+    """Opening, the reference mean and the copy check of a bank of 96 MiB, in a process that watches its own memory."""
+    path = tmp_path / "b.safetensors"
+    save_file_of(path, 192, 64, 2048)
+    code = """
+import sys, threading, time, torch
+from neurips26.reference_guidance.bank import ReferenceBank
+from neurips26.reference_guidance import bank as module
+from neurips26.reference_guidance.posterior import reference_mean
+module._NEAREST_BLOCK = 1 << 20
+def anonymous():
+    return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("RssAnon")) / 1024
+x = torch.randn(1, 64, 2048)
+reference_mean(x, x.repeat(3, 1, 1), 0.5)
+before, peak, stop = anonymous(), 0.0, False
+def watch():
+    global peak
+    while not stop:
+        peak = max(peak, anonymous())
+        time.sleep(0.001)
+thread = threading.Thread(target=watch); thread.start()
+bank = ReferenceBank.load(sys.argv[1])
+reference_mean(x, bank.latents, 0.5, chunk=4)
+reference_mean(x, bank.latents, 0.5, chunk=4, topk=2)
+bank.nearest(x)
+stop = True; thread.join()
+print(peak - before)
+"""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144"}
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, env=env, check=True)
+    assert float(done.stdout) < 48, done.stdout  # half the bank; a chunk is 4 MiB in float64, with a few copies
+
+
+def save_file_of(path, *shape):
+    ReferenceBank.from_latents(torch.randn(*shape)).save(path)
+
+
+def test_nearest_is_the_same_in_blocks(monkeypatch):
+    from neurips26.reference_guidance import bank as module
+
+    one, x = bank(9), torch.randn(5, 3, 2)
+    whole = one.nearest(x)
+    monkeypatch.setattr(module, "_NEAREST_BLOCK", 12)
+    blocks = one.nearest(x)
+    assert torch.equal(whole[0], blocks[0]) and torch.equal(whole[1], blocks[1])

@@ -304,3 +304,30 @@ def test_offloaded_and_sliced_pipelines():
     assert not torch.equal(bank.latents[0], bank.latents[1])  # seeds 1003 and 1004
     with guide(pipe, ReferenceMeanGuidance(bank)):
         assert torch.isfinite(pipe(**tiny_call("sd3")).images).all()
+
+
+def test_weights_offloaded_to_the_cpu_by_accelerate():
+    from accelerate import cpu_offload
+
+    plain, pipe = tiny_pipeline("sd3"), tiny_pipeline("sd3")
+    for part in (pipe.vae, pipe.transformer):
+        cpu_offload(part, execution_device=torch.device("cpu"))
+    assert all(p.is_meta for p in pipe.vae.parameters())
+    images = [torch.rand(32, 48, 3, generator=torch.Generator().manual_seed(i)).numpy() for i in range(3)]
+    here, there = (ReferenceBank.from_images(p, images, 32, 48) for p in (plain, pipe))
+    assert here.fingerprint == there.fingerprint and torch.equal(here.latents, there.latents)
+    pictures = []
+    for p in (plain, pipe):
+        with guide(p, ReferenceMeanGuidance(here, strength=1.0, topk=2)):
+            pictures.append(p(**tiny_call("sd3")).images)
+    assert torch.equal(*pictures)
+
+
+def test_tiled_decoding_under_guidance():
+    pipe = tiny_pipeline("sd3")
+    pipe.vae.enable_tiling()
+    bank = ReferenceBank.from_images(pipe, [torch.rand(64, 80, 3).numpy()], 64, 80)
+    with guide(pipe, ReferenceMeanGuidance(bank, strength=1.0, schedule="constant", window=(0.0, 1.0))):
+        got, images = seen(pipe, **tiny_call("sd3", height=64, width=80))
+    torch.testing.assert_close(got, bank.latents, rtol=1e-5, atol=1e-5)
+    assert images.shape[-2:] == (64, 80)

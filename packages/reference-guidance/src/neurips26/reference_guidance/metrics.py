@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from sklearn.linear_model import LogisticRegression
@@ -44,6 +44,7 @@ def oriented_gradients(x: Tensor, cell: int = 4, bins: int = 6) -> Tensor:
     return torch.cat([4 * cells, torch.nn.functional.avg_pool2d(x, cell).flatten(1)], 1)
 
 
+@runtime_checkable
 class Judge(Protocol):
     """Decides which class an image shows; ``accuracy`` is measured on images it was not fitted to."""
 

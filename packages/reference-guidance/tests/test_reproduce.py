@@ -1,0 +1,172 @@
+"""Pipelines by path, the released experiments, sweeps, the command line, and machines without a hub."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from neurips26.reference_guidance import ReferenceBank, reproduce
+from neurips26.reference_guidance.cli import main
+from neurips26.reference_guidance.tiny import save_tiny_klein
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny_klein(tmp_path_factory.mktemp("klein"))
+
+
+@pytest.fixture(scope="module")
+def pipe(folder):
+    found = reproduce.load_pipeline(str(folder))
+    found.set_progress_bar_config(disable=True)
+    return found
+
+
+def test_a_saved_pipeline_takes_prompts(pipe):
+    def draw(prompt):
+        call = {"height": 32, "width": 32, "num_inference_steps": 2, "generator": torch.Generator().manual_seed(0)}
+        return np.asarray(pipe(prompt=prompt, **call).images[0]).astype(int)
+
+    assert np.array_equal(draw("an elephant"), draw("an elephant")) and (draw("an elephant") != draw("a cat")).any()
+
+
+def test_every_released_experiment_resolves(tmp_path):
+    names = reproduce.released()["experiments"]
+    assert len(names) == 9
+    for name in names:
+        how = reproduce.released(name)
+        assert (
+            how["model"].endswith("klein-4B") and how["height"] == 768 and 0 <= how["window"][0] < how["window"][1] <= 1
+        )
+    assert reproduce.released("cat-van-gogh")["strength"] == 1.0
+    with pytest.raises(ValueError, match="name: expected one of"):
+        reproduce.released("pink-elephants")
+
+
+def test_released_experiment_runs_in_small_and_continues(pipe, tmp_path):
+    how = {"size": 32, "steps": 3, "references": 2}
+    found = reproduce.run_released("pink-elephant", pipe, tmp_path, **how)
+    (row,) = found["rows"]
+    assert row["settings"]["mode"] == "released" and row["settings"]["strength"] == 0.5
+    assert row["distance"] > 0 and row["nearest"] == "a pink elephant"
+    for key in ("picture", "base", "nearest picture"):
+        assert (tmp_path / row[key]).exists()
+    written = (tmp_path / row["picture"]).stat().st_mtime_ns
+    assert reproduce.run_released("pink-elephant", pipe, tmp_path, **how) == found
+    assert (tmp_path / row["picture"]).stat().st_mtime_ns == written
+    with pytest.raises(ValueError, match="other settings"):
+        reproduce.run_released("pink-elephant", pipe, tmp_path, size=32, steps=3, references=2, seed=7)
+
+
+def test_composition_mixes_its_two_sets(pipe, tmp_path):
+    rows = reproduce.run_released("composition", pipe, tmp_path, size=32, steps=2, references=2)["rows"]
+    assert [r["settings"]["references"] for r in rows] == [[2]] * 5 and len({r["picture"] for r in rows}) == 5
+
+
+def test_command_line(folder, tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    for i in range(3):
+        Image.new("RGB", (40, 30), (i * 40, 10, 20)).save(tmp_path / "in" / f"{i}.png")
+    bank, mixed = str(tmp_path / "b.safetensors"), str(tmp_path / "m.safetensors")
+    where = ["--pipe", str(folder)]
+    size = ["--height", "32", "--width", "32"]
+    assert main(["bank-build", *where, "--images", str(tmp_path / "in"), "--out", bank, *size]) == 0
+    assert main(["bank-info", "--bank", bank]) == 0
+    assert main(["bank-mix", "--first", bank, "--second", bank, "--out", mixed]) == 0
+    run = ["--bank", mixed, "--prompt", "an elephant", "--steps", "2", "--topk", "2", "--out"]
+    assert main(["generate", *where, *run, str(tmp_path / "one")]) == 0
+    assert main(["sweep", *where, *run, str(tmp_path / "many"), "--strengths", "0.5", "2", "--sizes", "1", "3"]) == 0
+    found = json.loads((tmp_path / "many" / "run.json").read_text())["rows"]
+    assert [r["settings"]["references"] for r in found] == [[1], [3], [1], [3]]
+    assert all(r["history"] for r in found)
+    capsys.readouterr()
+    assert main(["released", "pink-elephant"]) == 0
+    assert '"strength": 0.5' in capsys.readouterr().out
+    assert main(["released", "nothing"]) == 2
+    assert "error: name" in capsys.readouterr().err
+    assert main(["bank-info", "--bank", str(tmp_path / "absent.safetensors")]) == 2
+    assert main(["bank-build", "--pipe", "tiny:flux", "--images", str(tmp_path / "in" / "x"), "--out", bank]) == 2
+    small = ["--size", "32", "--steps", "2", "--references", "2", "--out", str(tmp_path)]
+    assert main(["reproduce", "blue-elephant", *where, *small]) == 0
+
+
+def test_spg_verbs_train_continue_sample_and_measure(tmp_path, capsys):
+    small = ["--patch", "4", "--dim", "16", "--depth", "1", "--heads", "1", "--anchor-heads", "1", "--batch", "4"]
+    train = ["spg-train", "--out", str(tmp_path / "t"), *small, "--bank", "8", "--every", "2"]
+    assert main([*train, "--steps", "2"]) == 0
+    assert main([*train, "--steps", "3"]) == 0
+    assert '"steps": 3' in capsys.readouterr().out
+    from neurips26.reference_guidance.toys import digits
+
+    refs = str(ReferenceBank.from_latents(digits().images[:40]).save(tmp_path / "refs.safetensors"))
+    draw = [
+        "--model",
+        str(tmp_path / "t" / "model"),
+        "--bank",
+        refs,
+        "--steps",
+        "2",
+        "--out",
+        str(tmp_path / "x.safetensors"),
+    ]
+    assert main(["spg-sample", *draw, "--n", "3"]) == 0
+    assert ReferenceBank.load(tmp_path / "x.safetensors").latents.shape == (3, 1, 8, 8)
+    capsys.readouterr()
+    assert main(["spg-eval", *draw, "--n", "40"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == {"frechet", "kernel", "nearest"}
+    assert main(["demo", "moons", "--out", str(tmp_path)]) == 0 and (tmp_path / "moons.png").exists()
+
+
+def test_without_a_hub_the_error_is_clear_and_quick(tmp_path):
+    code = (
+        "import sys; from neurips26.reference_guidance.cli import main; "
+        "sys.exit(main(['bank-build', '--pipe', 'nobody/no-such-model', '--images', '.', '--out', 'b.safetensors']))"
+    )
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    begin = time.process_time()
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path, timeout=300, check=False
+    )
+    assert done.returncode == 2 and time.process_time() - begin < 60
+    (line,) = [l for l in done.stderr.splitlines() if l.startswith("error:")]
+    assert "cannot load 'nobody/no-such-model'" in line and "hub" in line
+
+
+def test_clip_scores_are_cosines():
+    from transformers import CLIPConfig, CLIPModel
+
+    text = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9}
+    vision = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "image_size": 32,
+    }
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=4)).eval()
+
+    class Inputs(dict):
+        def to(self, device):
+            return self
+
+    def processor(text, images, **_):
+        pixels = torch.stack([torch.full((3, 32, 32), float(i)) for i in range(len(images))])
+        return Inputs(input_ids=torch.tensor([[0, 3, 8]]), pixel_values=pixels, attention_mask=torch.ones(1, 3).long())
+
+    scores = reproduce.clip_scores([Image.new("RGB", (4, 4))] * 20, "a cat", model, processor)
+    assert len(scores) == 20 and all(-1.001 <= s <= 1.001 for s in scores)
+    assert scores[0] == pytest.approx(scores[16], abs=1e-6)  # batches of 16 start anew
+
+
+def test_gpu_check_rehearses_on_a_cpu():
+    from neurips26.reference_guidance import gpu_check
+
+    found = {name: step(gpu_check.rehearsal(), None) for name, step in gpu_check.STEPS.items()}
+    assert set(found["guidance-overhead"]) == {"3", "5"} and len(found["guidance-overhead"]["3"]) == 2
+    assert found["spg-parity"]["SPG loss"] > 0 and found["spg-parity"]["DiT steps a second"] > 0
