@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from neurips26.reference_guidance import experiments, gpu_check, pictures, reproduce
+from neurips26.reference_guidance import experiments, gpu_check, pictures, reproduce, speed
 from neurips26.shared import bench, data, stats
 from neurips26.shared.claims import Claim, Criterion, DataUse, Measurement, Series, Tuning, measures, tunes
 from neurips26.shared.context import Context
@@ -517,17 +517,12 @@ def spg_swap(ctx: Context) -> Measurement:
 
 
 # Speed ----------------------------------------------------------------------------------------------------------------
-def _speed(
-    ctx: Context, make: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]], setting: dict[str, Any], what: str
-) -> Measurement:
-    def run() -> list[float]:
-        ours, peer = make()
-        return list(bench.ratio(ours, peer, repeats=5).pairs)
-
-    pairs = ctx.cell({"pairs": 5}, run)
+def _speed(ctx: Context, name: str, setting: dict[str, Any]) -> Measurement:
+    case = speed.CASES[name]
+    pairs = ctx.cell({"pairs": 5}, lambda: list(bench.ratio(*case.make(), repeats=5).pairs))
     return Measurement(
         ours=Series(setting, pairs), seeds=list(range(len(pairs))), data=[DataUse("random tensors", "generated")],
-        cells=[{"factors": {"peer": what}, "seed": i, "method": "ours", "value": v} for i, v in enumerate(pairs)],
+        cells=[{"factors": {"peer": case.peer}, "seed": i, "method": "ours", "value": v} for i, v in enumerate(pairs)],
     )  # fmt: skip
 
 
@@ -535,71 +530,39 @@ def _speed(
     Claim(
         "speed-mean", "The reference mean of 1000 references of FLUX.2 at 768x768 costs little more than one product",
         "none: our bar", "proxy", "CPU time relative to one float64 product refs @ x", "1", "lower",
-        Criterion("bound", at_most=3.0), rerun_tolerance=None,
+        Criterion("bound", at_most=speed.CASES["mean"].bar), rerun_tolerance=None,
     ),
     tiers=("cpu",),
 )  # fmt: skip
 def speed_mean(ctx: Context) -> Measurement:
     """M = 1000, D = 294,912, float64, top 4, norms at hand."""
-
-    def make() -> tuple[Callable[[], Any], Callable[[], Any]]:
-        refs, x = torch.rand(1000, 294_912, dtype=torch.float64), torch.rand(1, 294_912, dtype=torch.float64)
-        norms = experiments.squared_norms(refs)
-        return lambda: experiments.reference_mean(x, refs, 0.5, metric="mean", topk=4, norms=norms), lambda: refs @ x[0]
-
-    return _speed(ctx, make, {"M": 1000, "D": 294_912, "topk": 4}, "torch product")
+    return _speed(ctx, "mean", {"M": 1000, "D": 294_912, "topk": 4})
 
 
 @measures(
     Claim(
         "speed-pipeline", "Guidance costs a pipeline next to nothing", "none: our bar", "proxy",
         "CPU time of a guided tiny Flux2Klein pipeline relative to unguided", "1", "lower",
-        Criterion("bound", at_most=1.15), rerun_tolerance=None,
+        Criterion("bound", at_most=speed.CASES["pipeline"].bar), rerun_tolerance=None,
     ),
     tiers=("cpu",),
 )  # fmt: skip
 def speed_pipeline(ctx: Context) -> Measurement:
     """Random weights, 64x96 pixels, 8 steps, 20 references; a real transformer only makes the share smaller."""
-
-    def make() -> tuple[Callable[[], Any], Callable[[], Any]]:
-        from neurips26.reference_guidance.bank import ReferenceBank
-        from neurips26.reference_guidance.guidance import ReferenceMeanGuidance
-        from neurips26.reference_guidance.schedulers import guide
-        from neurips26.reference_guidance.tiny import tiny_call, tiny_pipeline
-
-        pipe = tiny_pipeline("flux2-klein")
-        call = {"height": 64, "width": 96, "num_inference_steps": 8}
-        guidance = ReferenceMeanGuidance(ReferenceBank.from_latents(torch.randn(20, 16 * 24, 16)))
-
-        def guided() -> None:
-            with guide(pipe, guidance):
-                pipe(**tiny_call("flux2-klein", **call))
-
-        return guided, lambda: pipe(**tiny_call("flux2-klein", **call))
-
-    return _speed(ctx, make, {"references": 20, "steps": 8}, "unguided pipeline")
+    return _speed(ctx, "pipeline", {"references": 20, "steps": 8})
 
 
 @measures(
     Claim(
         "speed-anchor", "With its keys cached the anchor's cost no longer depends on encoding the set", "none: our bar",
-        "proxy", "CPU time with cached keys relative to uncached at M = 4096", "1", "lower", Criterion("bound", at_most=0.5),
-        rerun_tolerance=None,
+        "proxy", "CPU time with cached keys relative to uncached at M = 4096", "1", "lower",
+        Criterion("bound", at_most=speed.CASES["anchor"].bar), rerun_tolerance=None,
     ),
     tiers=("cpu",),
 )  # fmt: skip
 def speed_anchor(ctx: Context) -> Measurement:
     """The authors' anchor (dim 768) on 8x8x32 latents, one sample."""
-
-    def make() -> tuple[Callable[[], Any], Callable[[], Any]]:
-        from neurips26.reference_guidance.spg import MeanAnchor, SPGConfig
-
-        anchor = MeanAnchor(SPGConfig(32, 8, 8)).requires_grad_(False)
-        x, refs, time = torch.randn(1, 32, 8, 8), torch.randn(4096, 32, 8, 8), torch.randn(1, 256)
-        cached = anchor.cache(refs)
-        return lambda: anchor(x, time, cached, None), lambda: anchor(x, time, anchor.cache(refs), None)
-
-    return _speed(ctx, make, {"M": 4096, "dim": 768}, "keys computed at every step")
+    return _speed(ctx, "anchor", {"M": 4096, "dim": 768})
 
 
 # What needs a GPU -------------------------------------------------------------------------------------------------------
