@@ -90,7 +90,8 @@ def test_bad_guidance():
     ):  # fmt: skip
         with pytest.raises(ValueError, match=name):
             ReferenceMeanGuidance(bank(), **wrong)
-    assert ReferenceMeanGuidance(bank(), topk=99).topk == 4
+    with pytest.warns(UserWarning, match="topk: 99 is more than the 4"):
+        assert ReferenceMeanGuidance(bank(), topk=99).topk == 4
     assert ReferenceMeanGuidance(bank(), strength=2.0).strength == 2.0  # extrapolation is allowed
 
 

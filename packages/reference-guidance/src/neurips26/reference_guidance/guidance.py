@@ -8,6 +8,7 @@ r"""Reference-Mean Guidance: shift the endpoint mean towards the reference mean,
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,7 +88,12 @@ class ReferenceMeanGuidance:
         self.window = check_window(self.window)
         if self.topk is not None:
             check_int(self.topk, "topk", minimum=1)
-            self.topk = min(self.topk, max(len(b) for b in self.banks))
+            largest = max(len(b) for b in self.banks)
+            if self.topk > largest:
+                warnings.warn(
+                    f"topk: {self.topk} is more than the {largest} references; using all of them", stacklevel=3
+                )
+                self.topk = largest
         check_choice(self.metric, "metric", METRICS)
         check_real(self.temperature, "temperature", minimum=0.0, inclusive=False)
         check_choice(self.time, "time", TIMES)
