@@ -1,5 +1,10 @@
 """Rows over processes: the result of one process, the same on all ranks, with uneven shards and an empty one."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -36,3 +41,16 @@ def test_same_as_one_process(sizes):
     for rank in ranks:
         assert rank[-2]["error"].startswith("init: expected a name or an array with a process group")
         assert rank[-1]["error"] == "k: expected at most the number of points N=3000, got K=4000"
+
+
+@pytest.mark.slow
+def test_the_example_of_the_readme_gives_the_single_process_result(tmp_path):
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    script = tmp_path / "shard.py"
+    script.write_text("#" + text.split("```\n# shard.py", 1)[1].split("```", 1)[0])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    spread, single = map(float, done.stdout.split())
+    assert spread == pytest.approx(single, rel=1e-12)

@@ -9,10 +9,18 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from neurips26.flash_kmeans import Choices, gpu_assign, kmeans
-from neurips26.flash_kmeans.gpu_engine import GpuEngine, device_loop, device_plus_plus, prepare
+from neurips26.flash_kmeans import Choices, batched_kmeans, gpu_assign, kmeans
+from neurips26.flash_kmeans.gpu_engine import (
+    GpuEngine,
+    batched_on_gpu,
+    device_loop,
+    device_plus_plus,
+    kmeans_resident,
+    prepare,
+)
 from neurips26.flash_kmeans.loop import lloyd
 from neurips26.flash_kmeans.rows import UnitRows, rows_of
+from neurips26.flash_kmeans.stream import ChunkStream
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.skipif(
@@ -23,6 +31,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def x():
     rng = np.random.default_rng(0)
+    # 400 rows: the interpreter takes a second for a few hundred.
     return (rng.standard_normal((6, 10))[rng.integers(0, 6, 400)] * 3 + rng.standard_normal((400, 10))).astype(
         np.float32
     )
@@ -40,8 +49,8 @@ def engine(x, k, metric="euclidean", **options):
 @pytest.mark.parametrize("metric", ["euclidean", "cosine"])
 def test_the_chunked_engine_follows_the_cpu(x, metric):
     e = engine(x, 5, metric)
-    final, inertia, state = lloyd(e, x[:5].astype(np.float64), max_iter=4, tol=0)
-    cpu = kmeans(x, 5, init=x[:5], max_iter=4, tol=0, metric=metric)
+    final, inertia, state = lloyd(e, x[:5].astype(np.float64), max_iter=2, tol=0)
+    cpu = kmeans(x, 5, init=x[:5], max_iter=2, tol=0, metric=metric)
     assert (e.labels == cpu.labels).all() and state.n_iter == cpu.n_iter
     np.testing.assert_allclose(final, cpu.centroids, rtol=1e-4, atol=1e-5)
     assert inertia == pytest.approx(cpu.inertia, rel=1e-4)
@@ -53,7 +62,7 @@ def test_chunks_do_not_change_labels(x):
     labels = []
     for chunk in (133, 400):
         e = engine(x, 5, chunk_rows=chunk, weights=np.ones(400))
-        lloyd(e, init, max_iter=3, tol=0)
+        lloyd(e, init, max_iter=2, tol=0)
         labels.append(e.labels)
     assert (labels[0] == labels[1]).all() and len(set(labels[0])) == 5
 
@@ -105,6 +114,53 @@ def test_empty_clusters_and_lengths(x):
     assert (short["labels"][0, 60:] == -1).all() and (short["labels"][0, :60] >= 0).all()
 
 
+def test_the_resident_front_follows_the_cpu(x):
+    options = dict(init=x[:5], max_iter=3, tol=0.0, metric="euclidean", empty="relocate")
+    rest = dict(
+        n_init=1, precision="ieee", deterministic=True, center=True, on_zero="assign", check_finite=True, seed=0,
+        choices=Choices(),
+    )  # fmt: skip
+    got = kmeans_resident(x[::-1], 5, DEVICE, weights=np.arange(400) % 3, **options, **rest)
+    cpu = kmeans(x[::-1], 5, weights=np.arange(400) % 3, **options)
+    assert (got.labels == cpu.labels).all() and got.path == "triton" and got.n_iter == 3
+    np.testing.assert_allclose(got.centroids, cpu.centroids, rtol=1e-4, atol=1e-5)
+    assert got.inertia == pytest.approx(cpu.inertia, rel=1e-4)
+
+
+def batched(x, k, **options):
+    settings = dict(
+        lengths=None, weights=None, init=x[:, :k], max_iter=3, tol=0.0, metric="euclidean", precision="ieee", empty="relocate",
+        deterministic=True, check_finite=True, where=DEVICE, seed=0, choices=Choices(),
+    )  # fmt: skip
+    return batched_on_gpu(x, k, **{**settings, **options})
+
+
+def test_the_batched_front_does_not_look_beyond_the_lengths(x):
+    padded = np.full((2, 200, 10), np.nan, np.float32)
+    padded[0, :150], padded[1] = x[:150], x[200:]
+    got, cpu = (f(padded, 4, lengths=[150, 200], init=padded[:, :4]) for f in (batched, limited_batch))
+    assert (got.labels == cpu.labels).all() and (got.labels[0, 150:] == -1).all()
+    np.testing.assert_allclose(got.centroids, cpu.centroids, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got.inertia, cpu.inertia, rtol=1e-4)
+
+
+def limited_batch(x, k, **options):
+    return batched_kmeans(x, k, max_iter=3, tol=0.0, **options)
+
+
+def test_the_stream_reads_ahead_and_in_order(tmp_path, x):
+    np.save(tmp_path / "x.npy", x)
+    stream = ChunkStream(rows_of(tmp_path / "x.npy"), 90, DEVICE)
+    for _ in range(2):
+        seen = [(start, chunk.cpu().clone()) for start, chunk in stream]
+        assert [start for start, _ in seen] == [0, 90, 180, 270, 360]
+        assert (torch.cat([chunk for _, chunk in seen]).numpy() == x).all()
+    for _, chunk in stream:  # an abandoned pass leaves nothing behind
+        chunk.zero_()
+        break
+    assert (next(iter(stream))[1].cpu().numpy() == x[:90]).all()
+
+
 def test_plus_plus_chooses_different_points(x):
     generator = torch.Generator(device=DEVICE)
     generator.manual_seed(0)
@@ -122,3 +178,7 @@ def test_bad_input(x):
     bad[0, 7, 0] = float("nan")
     with pytest.raises(ValueError, match="NaN or infinity in row 7 of problem 0"):
         prepare(bad, "euclidean")
+    with pytest.raises(ValueError, match="lengths: expected at most N=400, got 401 for problem 0"):
+        batched(x[None], 3, lengths=[401])
+    with pytest.raises(ValueError, match=r"weights: expected finite, non-negative numbers of shape \(B=1, N=400\)"):
+        batched(x[None], 3, weights=-np.ones((1, 400)))

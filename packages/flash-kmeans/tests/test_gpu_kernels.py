@@ -8,9 +8,9 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from neurips26.flash_kmeans import gpu_assign, gpu_update
-from neurips26.flash_kmeans.gpu_assign import launch_assign
-from neurips26.flash_kmeans.gpu_plan import ARCHITECTURES, plan_assign, plan_update
+from neurips26.flash_kmeans import gpu_assign
+from neurips26.flash_kmeans.gpu_assign import launch_assign, launch_recheck
+from neurips26.flash_kmeans.gpu_plan import ARCHITECTURES, plan_assign, plan_recheck, plan_update
 from neurips26.flash_kmeans.gpu_update import launch_update, work_list
 from neurips26.flash_kmeans.precision import assign_points
 
@@ -190,18 +190,27 @@ def test_a_broken_kernel_is_seen(monkeypatch):
         assert not agree(wrong.labels, x, c)
 
 
-def test_specialisation_keys_do_not_grow_with_n_and_k():
-    """50 different (N, K) at one D: at most four kernel variants, counted by what the launcher specialises on."""
-    keys = set()
-    g = torch.Generator().manual_seed(0)
-    for _ in range(50):
-        n, k = (int(v) for v in torch.randint(500, 5000, (2,), generator=g))
-        plan = plan_assign(1, n, k, 64, 2, "fast")
-        keys.add(
-            (plan.block_n, plan.block_k, plan.block_d, plan.num_warps, plan.num_stages, plan.dot, n * 64 % 16 == 0)
-        )
-    assert len(keys) <= 4
-    runtime = gpu_assign.assign_kernel
-    names = getattr(runtime, "arg_names", None) or list(runtime.fn.__code__.co_varnames)
-    assert {"n", "k", "tiles"} <= set(names)
-    assert gpu_update.partial_kernel is not None
+def test_few_plans_serve_all_shapes_of_one_width():
+    for d in (3, 64, 100, 512):
+        plans = {
+            (p.block_n, p.block_k, p.block_d, p.num_warps, p.num_stages, p.dot)
+            for n in (100, 3000, 65_536, 8_000_000)
+            for k in (4, 64, 1000, 50_000)
+            for b in (1, 64)
+            for p in [plan_assign(b, n, k, d, 2)]
+        }
+        assert len(plans) <= 3
+
+
+def test_the_second_look_covers_every_problem_of_a_batch():
+    """Flagged rows of all problems go through one launch; every problem has its own list."""
+    x, c = points(3, 90, 20, 12, torch.float32)
+    norms, exact = (c**2).sum(-1), plan_recheck(12, 4)
+    right = launch_assign(x, c, norms, plan_assign(3, 90, 20, 12, 4, "ieee")).labels
+    flagged = torch.rand(3, 90, generator=torch.Generator().manual_seed(2)).to(DEVICE) < torch.tensor([0.0, 0.5, 1.0])[
+        :, None
+    ].to(DEVICE)
+    labels = torch.full((3, 90), -7, dtype=torch.int32, device=DEVICE)
+    count = launch_recheck(x, c, norms, flagged, labels, exact)
+    assert torch.equal(count.long(), flagged.sum(1)) and count[0] == 0
+    assert torch.equal(labels[flagged], right[flagged]) and bool((labels[~flagged] == -7).all())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from neurips26.flash_kmeans import assign, update_centroids
+from neurips26.flash_kmeans import assign, ops, update_centroids
 from neurips26.flash_kmeans.ops import assign_op, update_op
 
 
@@ -47,3 +47,13 @@ def test_shapes_are_checked_while_tracing(problem):
     x, c = problem
     with pytest.raises(Exception, match="D=6"):
         torch.compile(assign, fullgraph=True, backend="aot_eager")(x, c[:, :3])
+
+
+@pytest.mark.bad_input
+def test_out_is_checked_as_in_eager_mode(problem):
+    x, c = problem
+    for wrong in (torch.empty(200, dtype=torch.int64), torch.empty(199, dtype=torch.int32), np.empty(200, np.int32)):
+        with pytest.raises(ValueError, match=r"out: expected a contiguous int32 tensor of shape \(N=200,\)"):
+            ops.assign(x, c, "euclidean", "certified", False, wrong)
+    out = torch.empty(200, dtype=torch.int32)
+    assert ops.assign(x, c, "euclidean", "certified", False, out) is out and torch.equal(out, assign(x, c))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -80,25 +81,18 @@ def batched_kmeans(
     if where.type == "cuda":
         from neurips26.flash_kmeans.gpu_engine import batched_on_gpu
 
-        return batched_on_gpu(
+        found = batched_on_gpu(
             x, k, lengths=lengths, weights=weights, init=init, max_iter=max_iter, tol=tol, metric=metric, precision=precision,
-            empty=empty, deterministic=deterministic, where=where, seed=seed, choices=choices,
+            empty=empty, deterministic=deterministic, check_finite=check_finite, where=where, seed=seed, choices=choices,
         )  # fmt: skip
+        if not ragged:
+            return found
+        parts = [like(row[:size], family) for row, size in zip(found.labels, lengths)]
+        return replace(found, centroids=like(found.centroids, family), labels=parts)
     points = _points(x)
     b, n, d = points.shape
-    count = _lengths(lengths, b, n, k)
-    weight = None
-    if weights is not None:
-        weight = np.ascontiguousarray(
-            weights.cpu() if isinstance(weights, torch.Tensor) else weights, dtype=points.dtype
-        )
-        if weight.shape != (b, n) or not np.isfinite(weight).all() or weight.min() < 0:
-            raise ValueError(
-                f"weights: expected finite, non-negative numbers of shape (B={b}, N={n}), got {weight.shape}"
-            )
-        lost = [p for p in range(b) if not weight[p, : count[p]].any()]
-        if lost:
-            raise ValueError(f"weights: expected a positive weight in every problem, got none in problem {lost[0]}")
+    count = check_lengths(lengths, b, n, k)
+    weight = check_batch_weights(weights, count, points.dtype, n)
     if metric == "cosine":
         points = np.stack([UnitRows(ArrayRows(p)).read(0, n) for p in points])
     mean, variance, squares, mass, zero = _summaries(points, count, weight, metric == "cosine", check_finite)
@@ -266,7 +260,24 @@ def _padded(parts: Any) -> np.ndarray:
     return out
 
 
-def _lengths(lengths: Any, b: int, n: int, k: int) -> np.ndarray:
+def check_batch_weights(weights: Any, count: np.ndarray, dtype: np.dtype, n: int) -> np.ndarray | None:
+    """`(B, N)` weights: finite, non-negative, not all zero in a problem."""
+    if weights is None:
+        return None
+    given = weights.detach().cpu() if isinstance(weights, torch.Tensor) else weights
+    weight = np.ascontiguousarray(given, dtype=dtype)
+    if weight.shape != (len(count), n) or not np.isfinite(weight).all() or weight.min() < 0:
+        raise ValueError(
+            f"weights: expected finite, non-negative numbers of shape (B={len(count)}, N={n}), got {weight.shape}"
+        )
+    lost = [p for p in range(len(count)) if not weight[p, : count[p]].any()]
+    if lost:
+        raise ValueError(f"weights: expected a positive weight in every problem, got none in problem {lost[0]}")
+    return weight
+
+
+def check_lengths(lengths: Any, b: int, n: int, k: int) -> np.ndarray:
+    """`(B,)` int64 numbers of points of the problems, each at least K and at most N."""
     if lengths is None:
         count = np.full(b, n, np.int64)
     else:

@@ -12,10 +12,11 @@ __all__ = ["DEFAULTS", "Choices"]
 class Choices:
     """Choices of ours; the defaults are what every figure in `results/` was measured with.
 
+    The two most consequential ones, `local_trials` and `stop`, are varied in the record: cells of the claim `same-quality`.
+
     Attributes:
         slab_rows: largest unit of work of a thread. It depends on the shape alone, never on the number of threads, so
-            that results do not
-            either. Alternative: one share a thread (faster by nothing measurable, and results that depend on the machine).
+            that results do not either. Alternative: one share a thread (results would depend on the machine).
         check_every: on a GPU, iterations between two looks at the convergence flag (each look waits for the device). On
             a CPU it is 1.
         oversampling: `k-means||` draws about this many times K candidates a round (Bahmani et al. 2012 use 0.5 to 2).
@@ -23,7 +24,8 @@ class Choices:
         local_trials: candidates a step of greedy k-means++; `None` is `2 + floor(ln K)` (Arthur and Vassilvitskii 2007;
             scikit-learn).
         init_rows: with a memory limit, k-means++ and k-means|| look at a uniform sample of at most this many rows.
-        stop: which centroid shift is compared with `tol * mean(var(x))`: the sum over clusters (scikit-learn) or the largest one.
+        stop: which squared centroid shift is compared with `tol * mean(var(x))`: the sum over clusters (as scikit-learn does)
+            or the largest one (stops earlier).
         chunk_rows: rows of one host-to-device copy (2^20 in the authors' code).
         rounding: safety factor on the proven rounding bound of `precision="certified"`.
     """

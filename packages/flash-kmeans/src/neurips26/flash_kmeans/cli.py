@@ -132,7 +132,7 @@ class CompileReport:
         for c in found:
             v, constants = c.variant, dict(c.variant.constants)
             tiles = "x".join(
-                str(constants[name]) for name in ("BLOCK_N", "BLOCK_K", "BLOCK_D", "PIECE") if name in constants
+                str(constants[name]) for name in ("BLOCK_N", "BLOCK_K", "BLOCK_D", "BLOCK_R") if name in constants
             )
             print(
                 f"sm_{v.arch} {v.kernel:20} {v.dtype:9} {c.registers:9} {c.spills:7} {c.shared:7} {c.matrix:6} {c.warpgroup:6} "

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neurips26.flash_kmeans.gpu_plan import ARCHITECTURES, AssignPlan, UpdatePlan, plan_assign, plan_update
+from neurips26.flash_kmeans.gpu_plan import (
+    ARCHITECTURES,
+    AssignPlan,
+    UpdatePlan,
+    plan_assign,
+    plan_recheck,
+    plan_update,
+)
 
 __all__ = ["Compiled", "Variant", "compile_report", "compile_variant", "grid_variants", "paper_variants"]
 
@@ -83,7 +90,7 @@ def _assign_variant(
 
 
 def _update_variants(plan: UpdatePlan, dtype: str, arch: int, weighted: bool, atomic: bool) -> list[Variant]:
-    partial = dict(PIECE=plan.piece, BLOCK_R=plan.block_r, BLOCK_D=plan.block_d, WEIGHTED=weighted, ATOMIC=atomic)
+    partial = dict(BLOCK_R=plan.block_r, BLOCK_D=plan.block_d, WEIGHTED=weighted, ATOMIC=atomic)
     found = [Variant("partial_kernel", dtype, arch, tuple(partial.items()), plan.num_warps, 3)]
     if not atomic:
         combine = dict(BLOCK_D=plan.block_d, WEIGHTED=weighted)
@@ -96,7 +103,7 @@ def _shape_variants(b: int, n: int, k: int, d: int, dtype: str, arch: int) -> li
     device, size = ARCHITECTURES[arch], ITEMSIZE[dtype]
     parts = 2 if dtype == "bfloat16" else 1
     fast = plan_assign(b, n, k, d, size, "certified", device, parts)
-    exact = plan_assign(1, n, k, d, size, "ieee", device)
+    exact = plan_recheck(d, size, device)
     found = [
         _assign_variant(fast, d, dtype, arch, top2=True, gather=False, parts=parts),
         _assign_variant(exact, d, dtype, arch, top2=False, gather=True, parts=1),
@@ -160,7 +167,7 @@ def compile_variant(variant: Variant) -> Compiled:
         signature["x_col"] = "constexpr"
         constexprs[(kernel.arg_names.index("x_col"),)] = 1
     source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attrs)
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages, "enable_fp_fusion": True}
     compiled = triton.compile(source, target=GPUTarget("cuda", variant.arch, 32), options=options)
     return _resources(variant, compiled)
 

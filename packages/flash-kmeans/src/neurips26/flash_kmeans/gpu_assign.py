@@ -48,16 +48,14 @@ def _merge(s, k0, best, second, index, BLOCK_K: tl.constexpr, TOP2: tl.constexpr
 
 @triton.jit
 def _rows_of_tile(pid, tiles, n, rows_ptr, count_ptr, BLOCK_N: tl.constexpr, GATHER: tl.constexpr):
-    """Batch index, row numbers and mask of a program; with GATHER the rows come from a compacted list of flattened
-    row numbers."""
+    """Problem, row numbers and mask of a program; with GATHER the rows come from the problem's compacted list."""
+    problem = (pid // tiles).to(tl.int64)
+    place = (pid % tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
     if GATHER:
-        place = pid * BLOCK_N + tl.arange(0, BLOCK_N)
-        valid = place < tl.load(count_ptr)
-        flat = tl.load(rows_ptr + place, mask=valid, other=0).to(tl.int64)
-        return flat // n, flat % n, valid
-    batch = (pid // tiles).to(tl.int64) + tl.zeros([BLOCK_N], tl.int64)
-    rows = (pid % tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
-    return batch, rows.to(tl.int64), rows < n
+        listed = place < tl.load(count_ptr + problem)
+        rows = tl.load(rows_ptr + problem * (n + 1) + place, mask=listed, other=0)
+        return problem, rows.to(tl.int64), listed
+    return problem, place.to(tl.int64), place < n
 
 
 @triton.jit(do_not_specialize=_RUNTIME)
@@ -93,15 +91,14 @@ def assign_kernel(
 
     `c_ptr` is `(B, K, D)` contiguous; `c_low_ptr` its rounding remainder (PARTS == 2); `norm_ptr` `(B, K)` float32
     (zeros for cosine).
-    With GATHER a program takes rows of one list across the batch, so only B == 1 shares its centroid tile; the
-    launcher sees to that.
+    With GATHER a program takes the rows of its problem's list `rows_ptr` `(B, N + 1)`, of length `count_ptr` `(B,)`.
     """
     pid = tl.program_id(0)
     if GATHER:
-        if pid * BLOCK_N >= tl.load(count_ptr):
+        if (pid % tiles) * BLOCK_N >= tl.load(count_ptr + pid // tiles):
             return
     batch, rows, valid = _rows_of_tile(pid, tiles, n, rows_ptr, count_ptr, BLOCK_N, GATHER)
-    c_base = 0 if GATHER else (pid // tiles).to(tl.int64) * k
+    c_base = batch * k
     x_at = x_ptr + batch * x_batch + rows * x_row
     dims = tl.arange(0, D_PAD)
     best = tl.full([BLOCK_N], float("inf"), tl.float32)
@@ -168,10 +165,10 @@ def split_assign_kernel(
     """Split-D FlashAssign for wide points: the scores of a tile accumulate in registers while slices of D pass by."""
     pid = tl.program_id(0)
     if GATHER:
-        if pid * BLOCK_N >= tl.load(count_ptr):
+        if (pid % tiles) * BLOCK_N >= tl.load(count_ptr + pid // tiles):
             return
     batch, rows, valid = _rows_of_tile(pid, tiles, n, rows_ptr, count_ptr, BLOCK_N, GATHER)
-    c_base = 0 if GATHER else (pid // tiles).to(tl.int64) * k
+    c_base = batch * k
     x_at = x_ptr + batch * x_batch + rows * x_row
     best = tl.full([BLOCK_N], float("inf"), tl.float32)
     second = tl.full([BLOCK_N], float("inf"), tl.float32)
@@ -267,21 +264,16 @@ def launch_recheck(
         `(B,)` int32 number of rows re-evaluated, on the device.
     """
     b, n, _ = x.shape
-    k = centroids.shape[1]
-    counts = []
-    for i in range(b):
-        # One list a problem: its rows share the centroid tile.
-        place = torch.cumsum(flagged[i], 0, dtype=torch.int32)
-        target = torch.where(flagged[i], place - 1, n).long()
-        rows = torch.zeros(n + 1, dtype=torch.int32, device=x.device)
-        rows.scatter_(0, target, torch.arange(n, dtype=torch.int32, device=x.device))
-        count = place[-1:].contiguous()
-        programs = triton.cdiv(n, plan.block_n)
-        one = best[i : i + 1] if best is not None else None
-        args = (x[i : i + 1], centroids[i : i + 1], None, norms[i : i + 1], labels[i : i + 1], one, None, rows, count)
-        _launch(plan, programs, *args, n, k, programs)
-        counts.append(count)
-    return torch.cat(counts)
+    place = torch.cumsum(flagged, 1, dtype=torch.int32)
+    target = torch.where(flagged, place - 1, n).long()
+    # One list a problem: its rows share the tiles of centroids. The last column takes what is not flagged.
+    rows = torch.zeros((b, n + 1), dtype=torch.int32, device=x.device)
+    rows.scatter_(1, target, torch.arange(n, dtype=torch.int32, device=x.device).expand(b, n))
+    count = place[:, -1].clone()
+    tiles = triton.cdiv(n, plan.block_n)
+    args = (x, centroids, None, norms, labels, best, None, rows, count)
+    _launch(plan, b * tiles, *args, n, centroids.shape[1], tiles)
+    return count
 
 
 def _launch(plan, programs, x, operand, low, norms, labels, best, second, rows, count, n, k, tiles) -> None:
@@ -305,7 +297,7 @@ def _launch(plan, programs, x, operand, low, norms, labels, best, second, rows, 
         n,
         k,
         tiles,
-        x.stride(0),
+        x.stride(0) if x.shape[0] > 1 else 0,  # so that N decides nothing where the batch is one problem
         x.stride(1),
         x.stride(2),
     )
@@ -320,6 +312,7 @@ def _launch(plan, programs, x, operand, low, norms, labels, best, second, rows, 
         GATHER=rows is not None,
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
+        enable_fp_fusion=True,
     )
     if plan.block_d:
         split_assign_kernel[(programs,)](*common, D=d, BLOCK_D=plan.block_d, **switches)

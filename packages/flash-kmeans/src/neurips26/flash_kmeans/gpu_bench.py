@@ -235,7 +235,7 @@ def overlap(scale: Scale) -> Values:
     )  # fmt: skip
     c = x[:k].astype(np.float64) - engine.centre
     together = _seconds(scale, lambda: engine.step(c))
-    copies = _seconds(scale, lambda: [points.shape for _, points in engine._chunks()])
+    copies = _seconds(scale, lambda: [len(points) for _, points in engine.stream])
     one = torch.from_numpy(x[:chunk]).to(scale.device)[None]
     centroids = torch.from_numpy(c.astype(np.float32)).to(scale.device)[None]
     plan = plan_update(chunk, k, d, 4)

@@ -1,8 +1,8 @@
-"""Lloyd on a GPU: a loop that stays on the device for data that fits, and an engine that streams chunks for data that does not.
+"""Lloyd on a GPU: a loop that stays on the device for data that fits, and an engine that streams chunks for data that
+does not.
 
-Centring: float32 points are moved by their mean before they are clustered, as on the CPU. Half-precision points are not: the
-    shift would
-round them, and what their 11 (or 8) bits can hold has no offset that float32 scores could not carry.
+Centring: float32 points are moved by their mean before they are clustered, as on the CPU. Half-precision points are not:
+the shift would round them, and what their 11 (or 8) bits can hold has no offset that float32 scores could not carry.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from neurips26.flash_kmeans.engine import Engine, Step
 from neurips26.flash_kmeans.gpu_plan import ARCHITECTURES, Device, plan_update
 from neurips26.flash_kmeans.gpu_update import launch_update
 from neurips26.flash_kmeans.init import initial_centroids
-from neurips26.flash_kmeans.precision import assign_points
+from neurips26.flash_kmeans.precision import Assigned, assign_points
 from neurips26.flash_kmeans.rows import Rows, summarise
+from neurips26.flash_kmeans.stream import ChunkStream
 
 __all__ = ["GpuEngine", "batched_on_gpu", "device_loop", "device_plus_plus", "fits", "kmeans_resident"]
 
 _SUPPORTED = (torch.float32, torch.float16, torch.bfloat16)
+#: Bytes of the buffer in which variances are summed.
+_PREPARE_BYTES = 64 << 20
 
 
 def fits(x: Any, where: torch.device, chunk_rows: int | None, memory_limit: int | None) -> bool:
@@ -36,14 +39,21 @@ def fits(x: Any, where: torch.device, chunk_rows: int | None, memory_limit: int 
     return math.prod(x.shape) * 4 < torch.cuda.mem_get_info(where)[0] // 2
 
 
+def _tensor(x: Any) -> torch.Tensor:
+    """Arrays with negative strides have no tensor; they are copied."""
+    return x if isinstance(x, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(x))
+
+
 def _facts(x: torch.Tensor) -> Device:
     return Device.current() if x.is_cuda else ARCHITECTURES[90]
 
 
 def prepare(
-    x: torch.Tensor, metric: str, *, center: bool = True, check_finite: bool = True
+    x: torch.Tensor, metric: str, *, lengths: torch.Tensor | None = None, center: bool = True, check_finite: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Points as the kernels take them: `(x', centre (B, D), mean variance (B,))` for `x` `(B, N, D)`.
+
+    With `lengths` `(B,)` the rows beyond are no points: they become zeros and count nowhere.
 
     Raises:
         TypeError: a type that has no GPU path.
@@ -55,6 +65,12 @@ def prepare(
         )
     if x.dtype not in _SUPPORTED:
         x = x.float()
+    b, n, d = x.shape
+    count: torch.Tensor | int = n
+    inside = None
+    if lengths is not None:
+        inside, count = torch.arange(n, device=x.device) < lengths[:, None], lengths[:, None]
+        x = torch.where(inside[..., None], x, 0)
     if check_finite:
         bad = ~torch.isfinite(x.sum(dim=-1, dtype=torch.float32))
         if bool(bad.any()):
@@ -63,8 +79,16 @@ def prepare(
                 raise ValueError(f"x: expected finite numbers, got NaN or infinity in row {row} of problem {problem}")
     if metric == "cosine":
         x = torch.nn.functional.normalize(x.float(), dim=-1).to(x.dtype)
-    mean = x.mean(dim=1, dtype=torch.float32)
-    variance = torch.stack([(part.float() - m).square_().mean() for part, m in zip(x, mean)])
+    mean = x.sum(dim=1, dtype=torch.float32) / count
+    squares = torch.zeros(b, dtype=torch.float64, device=x.device)
+    rows = max(1, _PREPARE_BYTES // (4 * b * d))
+    for begin in range(0, n, rows):
+        part = x[:, begin : begin + rows].float() - mean[:, None]
+        if inside is not None:
+            part *= inside[:, begin : begin + rows, None]
+        squares += part.square_().sum(dim=(1, 2), dtype=torch.float64)
+    size = (n if lengths is None else lengths) * d
+    variance = (squares / size).float()
     if metric != "cosine" and center and x.dtype == torch.float32:
         return x - mean[:, None], mean, variance
     return x, torch.zeros_like(mean), variance
@@ -114,9 +138,8 @@ def device_loop(
 ) -> dict[str, Any]:  # fmt: skip
     """Lloyd for a batch `x` `(B, N, D)` from `start` `(B, K, D)` float32; the host looks every `choices.check_every` iterations.
 
-    A problem that has converged does not move any more. Empty clusters are dealt with when the host looks; until then they keep
-    their
-    centroid, and a problem with one is not declared converged. `lengths` `(B,)`: rows beyond belong to no cluster.
+    A problem that has converged does not move any more. Empty clusters are dealt with when the host looks; until then they
+    keep their centroid, and a problem with one is not declared converged. `lengths` `(B,)`: rows beyond belong to no cluster.
     """
     b, n, d = x.shape
     k, cosine = start.shape[1], metric == "cosine"
@@ -156,7 +179,8 @@ def device_loop(
         if tol >= 0:
             still = (rest <= tol * variance) | ((labels == before).all(dim=1) if iteration else torch.zeros_like(done))
             done = done | (still & ~moved & (~lost if empty == "relocate" else ~torch.zeros_like(lost)))
-        if look and bool(done.all()):
+        # A question that cannot change anything is not asked: it would wait for the device.
+        if look and tol >= 0 and iteration + 1 < max_iter and bool(done.all()):
             break
     out = assign_points(x, centroids, cosine=cosine, precision=precision, distances=True, labels=labels, device=facts)
     assert out.distances is not None
@@ -244,7 +268,7 @@ def kmeans_resident(
     from neurips26.flash_kmeans.loop import KMeansResult, check_weights
 
     family = x if isinstance(x, torch.Tensor) else None
-    tensor = torch.as_tensor(x).detach().to(where)
+    tensor = _tensor(x).detach().to(where)
     if tensor.dim() != 2 or 0 in tensor.shape:
         raise ValueError(f"x: expected two axes (N, D), none of length 0, got shape {tuple(tensor.shape)}")
     if k > tensor.shape[0]:
@@ -284,39 +308,26 @@ def kmeans_resident(
 
 
 def batched_on_gpu(
-    x: Any,
-    k: int,
-    *,
-    lengths,
-    weights,
-    init,
-    max_iter,
-    tol,
-    metric,
-    precision,
-    empty,
-    deterministic,
-    where,
-    seed,
+    x: Any, k: int, *, lengths, weights, init, max_iter, tol, metric, precision, empty, deterministic, check_finite, where, seed,
     choices,
-) -> Any:
+) -> Any:  # fmt: skip
     """`batched_kmeans` for data on the device."""
+    from neurips26.flash_kmeans.batched import check_batch_weights, check_lengths
     from neurips26.flash_kmeans.loop import KMeansResult
 
     family = x if isinstance(x, torch.Tensor) else None
-    tensor = torch.as_tensor(x).detach().to(where)
+    tensor = _tensor(x).detach().to(where)
     if tensor.dim() != 3 or 0 in tensor.shape:
         raise ValueError(f"x: expected three axes (B, N, D), none of length 0, got shape {tuple(tensor.shape)}")
-    count = [tensor.shape[1]] * tensor.shape[0] if lengths is None else [int(v) for v in lengths]
-    if k > min(count):
-        raise ValueError(f"k: expected at most the number of points of every problem, got K={k}, N={min(count)}")
-    weight = None if weights is None else torch.as_tensor(weights, dtype=torch.float32, device=where).contiguous()
-    points, centre, variance = prepare(tensor, metric)
-    start = _start(points, k, init, centre, seed, weight, count)
+    count = check_lengths(lengths, *tensor.shape[:2], k)
+    given = check_batch_weights(weights, count, np.dtype(np.float32), tensor.shape[1])
+    weight = None if given is None else torch.from_numpy(given).to(where)
+    inside = None if lengths is None else torch.from_numpy(count).to(where)
+    points, centre, variance = prepare(tensor, metric, lengths=inside, check_finite=check_finite)
+    start = _start(points, k, init, centre, seed, weight, count.tolist())
     found = device_loop(
         points, start, max_iter=max_iter, tol=tol, variance=variance, metric=metric, precision=precision, empty=empty,
-        deterministic=deterministic, weights=weight, choices=choices,
-        lengths=None if lengths is None else torch.tensor(count, device=where),
+        deterministic=deterministic, weights=weight, choices=choices, lengths=inside,
     )  # fmt: skip
     centroids, labels = found["centroids"] + centre[:, None], found["labels"]
     if family is None:
@@ -328,15 +339,13 @@ def batched_on_gpu(
 class GpuEngine(Engine):
     """Points in host memory, streamed through the device: the copy of the next chunk runs beside the work on this one.
 
-    Device memory: two chunks of points, their labels and scores, and a few `(K, D)` arrays; nothing grows with N but the labels,
-        which
-    stay on the host.
+    Device memory: two chunks of points, the labels and scores of one, and a few `(K, D)` arrays; nothing grows with N.
+    Labels come back to a pinned buffer on the host, and the host waits for the device once a pass.
     """
 
     def __init__(
-        self, rows: Rows, k: int, where: torch.device, *, precision: str, deterministic: bool, weights: np.ndarray | None, unit:
-            bool,
-        center: bool, chunk_rows: int | None, memory_limit: int | None, check_finite: bool, choices: Choices,
+        self, rows: Rows, k: int, where: torch.device, *, precision: str, deterministic: bool, weights: np.ndarray | None,
+        unit: bool, center: bool, chunk_rows: int | None, memory_limit: int | None, check_finite: bool, choices: Choices,
     ) -> None:  # fmt: skip
         if rows.dtype == np.float64:
             raise TypeError(
@@ -351,64 +360,46 @@ class GpuEngine(Engine):
         self.scatter = self.summary.mass if unit else self.summary.squares + self.summary.mass * float(offset @ offset)
         self.tolerance_scale, self.zero_rows = self.summary.variance, self.summary.zero_rows
         self.precision, self.deterministic, self.n_rechecked = precision, deterministic, 0
-        self.chunk = chunk_rows or choices.chunk_rows
+        chunk = chunk_rows or choices.chunk_rows
         if memory_limit is not None:
             fixed, a_row = 4 * k * rows.d * 4, 2 * rows.d * 4 + 32
             if memory_limit < fixed + a_row:
                 raise ValueError(
                     f"memory_limit: expected at least {fixed + a_row} bytes for K={k}, D={rows.d}, got {memory_limit}"
                 )
-            self.chunk = min(self.chunk, (memory_limit - fixed) // a_row)
+            chunk = min(chunk, (memory_limit - fixed) // a_row)
         self.path = "triton-chunked"
         self.labels = np.full(rows.n, -1, np.int32)
+        pinned = where.type == "cuda"
+        self._fresh = torch.empty(rows.n, dtype=torch.int32, pin_memory=pinned)
+        self._weights: torch.Tensor | None = None
+        if self.weights is not None:
+            self._weights = torch.from_numpy(self.weights).pin_memory() if pinned else torch.from_numpy(self.weights)
+        self.stream = ChunkStream(rows, chunk, where)
 
-    def _chunks(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """`(start, (1, n, D) centred points on the device)`, copied ahead on a stream of its own."""
-        shift = torch.from_numpy(self.centre).to(self.where)
-        if self.where.type != "cuda":
-            for start, block in self.rows.blocks(self.chunk):
-                yield start, (torch.from_numpy(np.ascontiguousarray(block)).to(self.where) - shift)[None]
-            return
-        copier, worker = torch.cuda.Stream(self.where), torch.cuda.current_stream(self.where)
-
-        def send(block: np.ndarray) -> tuple[torch.Tensor, torch.cuda.Event]:
-            pinned = torch.from_numpy(np.ascontiguousarray(block)).pin_memory()
-            with torch.cuda.stream(copier):
-                sent = pinned.to(self.where, non_blocking=True)
-                event = torch.cuda.Event()
-                event.record(copier)
-            return sent, event
-
-        ahead: tuple[int, torch.Tensor, torch.cuda.Event] | None = None
-        for start, block in self.rows.blocks(self.chunk):
-            following = (start, *send(block))
-            if ahead is not None:
-                yield self._ready(ahead, worker, shift)
-            ahead = following
-        if ahead is not None:
-            yield self._ready(ahead, worker, shift)
-
-    def _ready(
-        self, ahead: tuple[int, torch.Tensor, Any], worker: Any, shift: torch.Tensor
-    ) -> tuple[int, torch.Tensor]:
-        start, points, event = ahead
-        worker.wait_event(event)
-        points.record_stream(worker)
-        return start, points.sub_(shift)[None]
-
-    def step(self, centroids: np.ndarray) -> Step:
-        """See `Engine.step`."""
+    def _assigned(self, centroids: np.ndarray) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor | None, Assigned]]:
+        """One pass: `(rows, points (1, n, D), weights (1, n), what was found)` of each chunk, for centroids relative to
+        the centre; at the end the labels are on the host."""
         c = torch.from_numpy(np.ascontiguousarray(centroids, np.float32)).to(self.where)[None]
-        sums = torch.zeros((self.k, self.d), dtype=torch.float64, device=self.where)
-        mass = torch.zeros(self.k, dtype=torch.float64, device=self.where)
-        score = torch.zeros((), dtype=torch.float64, device=self.where)
-        rechecked, changed = torch.zeros((), dtype=torch.int64, device=self.where), 0
-        for start, points in self._chunks():
-            part = slice(start, start + points.shape[1])
-            weights = None if self.weights is None else torch.from_numpy(self.weights[part]).to(self.where)[None]
+        shift = torch.from_numpy(self.centre).to(self.where)
+        rechecked = torch.zeros((), dtype=torch.int64, device=self.where)
+        for start, chunk in self.stream:
+            points, part = chunk.sub_(shift)[None], slice(start, start + len(chunk))
+            weights = None if self._weights is None else self._weights[part].to(self.where, non_blocking=True)[None]
             out = assign_points(
                 points, c, cosine=self.unit, precision=self.precision, distances=True, safety=self.choices.rounding
             )
+            self._fresh[part].copy_(out.labels[0], non_blocking=True)
+            rechecked += out.n_rechecked.sum()
+            yield part, points, weights, out
+        self.n_rechecked += int(rechecked)  # waits for the device: the labels have arrived
+
+    def step(self, centroids: np.ndarray) -> Step:
+        """See `Engine.step`."""
+        sums = torch.zeros((self.k, self.d), dtype=torch.float64, device=self.where)
+        mass = torch.zeros(self.k, dtype=torch.float64, device=self.where)
+        score = torch.zeros((), dtype=torch.float64, device=self.where)
+        for _, points, weights, out in self._assigned(centroids):
             plan = plan_update(points.shape[1], self.k, self.d, 4, _facts(points))
             found, found_mass = launch_update(
                 points, out.labels, self.k, plan, weights=weights, deterministic=self.deterministic
@@ -416,35 +407,25 @@ class GpuEngine(Engine):
             sums += found[0]
             mass += found_mass[0]
             assert out.distances is not None
-            squares = torch.ones_like(out.distances) if self.unit else points.square().sum(-1)
-            each = 2 * (out.distances - 1) if self.unit else out.distances - squares
+            if self.unit:
+                each = 2 * (out.distances - 1)
+            else:
+                each = out.distances - torch.linalg.vector_norm(points, dim=-1).square_()
             score += (each if weights is None else each * weights).sum(dtype=torch.float64)
-            rechecked += out.n_rechecked.sum()
-            labels = out.labels[0].cpu().numpy()
-            changed += int((labels != self.labels[part]).sum())
-            self.labels[part] = labels
-        self.n_rechecked += int(rechecked)
+        fresh = self._fresh.numpy()
+        changed = int(np.count_nonzero(fresh != self.labels))
+        self.labels = fresh.copy()
         result = Step(sums.cpu().numpy(), mass.cpu().numpy(), float(score), changed)
         if self.unit:
             result.mass[0] -= self.zero_rows
         return result
 
-    def _distances(self, centroids: np.ndarray) -> np.ndarray:
-        """Squared distance (cosine: `1 - cos`) to the nearest of the centroids relative to the centre; writes the labels."""
-        c = torch.from_numpy(np.ascontiguousarray(centroids, np.float32)).to(self.where)[None]
-        distance = np.empty(self.n, np.float32)
-        for start, points in self._chunks():
-            part = slice(start, start + points.shape[1])
-            out = assign_points(
-                points, c, cosine=self.unit, precision=self.precision, distances=True, safety=self.choices.rounding
-            )
-            assert out.distances is not None
-            self.labels[part], distance[part] = out.labels[0].cpu().numpy(), out.distances[0].cpu().numpy()
-        return distance
-
     def farthest(self, centroids: np.ndarray, count: int) -> list[tuple[float, int, int, float, np.ndarray]]:
         """See `Engine.farthest`."""
-        distance = self._distances(centroids)
+        distance = np.empty(self.n, np.float32)
+        for part, _, _, out in self._assigned(centroids):
+            assert out.distances is not None
+            distance[part] = out.distances[0].cpu().numpy()
         if self.weights is not None:
             distance[self.weights <= 0] = -1
         order = np.lexsort((np.arange(self.n), -distance))[:count]
@@ -463,8 +444,12 @@ class GpuEngine(Engine):
 
     def finish(self, centroids: np.ndarray) -> float:
         """See `Engine.finish`."""
-        wide = self._distances(centroids.astype(np.float64) - self.centre).astype(np.float64)
-        return float(wide.sum() if self.weights is None else wide @ self.weights)
+        total = torch.zeros((), dtype=torch.float64, device=self.where)
+        for _, _, weights, out in self._assigned(centroids.astype(np.float64) - self.centre):
+            assert out.distances is not None
+            total += (out.distances if weights is None else out.distances * weights).sum(dtype=torch.float64)
+        self.labels = self._fresh.numpy().copy()
+        return float(total)
 
     def first_centroids(
         self, init: Any, generator: np.random.Generator, choices: Choices, *, sample: bool

@@ -1,5 +1,5 @@
 """Tiles, warps and stages from the shape and the facts of the device: a pure function instead of autotuning
-(Flash-KMeans, section on the cache-aware compile heuristic; the rule itself is ours, see `plan_assign`).
+(Flash-KMeans, cache-aware compile heuristic; the rule itself is ours, see `plan_assign`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-__all__ = ["ARCHITECTURES", "AssignPlan", "Device", "UpdatePlan", "plan_assign", "plan_update"]
+__all__ = ["ARCHITECTURES", "AssignPlan", "Device", "UpdatePlan", "plan_assign", "plan_recheck", "plan_update"]
 
 Precision = Literal["ieee", "tf32x3", "fast", "certified"]
 
@@ -95,7 +95,7 @@ class AssignPlan:
 
 @dataclass(frozen=True)
 class UpdatePlan:
-    """How the segmented update will run: rows of a piece, rows and features of a tile, warps."""
+    """How the segmented update will run: rows of a piece (a run-time number), rows and features of a tile, warps."""
 
     piece: int
     block_r: int
@@ -119,9 +119,9 @@ def _candidates(
                         if tiny:
                             shared = 0
                         elif split:
-                            shared = width * dot_bytes * stages * (block_n + block_k)
+                            shared = width * dot_bytes * stages * (block_n + parts * block_k)
                         else:
-                            shared = width * dot_bytes * (block_n + stages * block_k)
+                            shared = width * dot_bytes * (block_n + stages * parts * block_k)
                         threads = warps * 32
                         accumulator = block_n * block_k // threads
                         # The tile of points sits in registers as well unless the matrix unit reads it from shared
@@ -132,8 +132,18 @@ def _candidates(
                         if shared > device.shared_bytes - _RESERVE or accumulator > _ACCUMULATOR_REGISTERS:
                             continue
                         # Float32 products are multiply-adds with both operands in registers: only small tiles stay
-                        # clear of spills.
-                        if full and split and (block_n * block_k > 64 * 64 or stages > 2 or accumulator > 32):
+                        # clear of spills (32 registers of scores spill on sm_80 from D = 320 on).
+                        if full and split and (block_n * block_k > 64 * 64 or stages > 2 or accumulator > 16):
+                            continue
+                        # A warp group multiplies 64 rows at a time; fewer would fall back to the older unit.
+                        if not tiny and device.arch >= 90 and dot_bytes == 2 and block_n < 64:
+                            continue
+                        # Without a warp-group unit the operands of a wide tile pass through registers, and spill.
+                        if (
+                            not tiny
+                            and device.arch < 90
+                            and (block_k > 128 or (split and accumulator > 64 // (dot_bytes * parts)))
+                        ):
                             continue
                         # The second part of a split centroid is one more operand in flight; multiply-adds hold theirs in
                         # registers.
@@ -156,7 +166,7 @@ def plan_assign(
     Every configuration that fits shared memory and registers gets a predicted time: the largest of matrix time, L2
     time (each tile of points re-reads all centroids) and memory time, times the loss of the last wave. When the
     centroids exceed half of L2 their re-reads are charged to memory, which favours many points a tile (fewer passes
-    over the centroids).
+    over the centroids). At most three configurations a D, type and precision are ever chosen (see `_family`).
 
     Args:
         b, n, k, d: problems, points, centroids, features.
@@ -169,6 +179,31 @@ def plan_assign(
     Raises:
         ValueError: no configuration fits the device.
     """
+    family = _family(d, itemsize, precision, device, parts)
+    timed = [replace(p, seconds=_seconds(p, b, n, k, d, itemsize, device)) for p in family]
+    return min(timed, key=lambda p: p.seconds)
+
+
+@lru_cache(maxsize=1024)
+def plan_recheck(d: int, itemsize: int, device: Device = ARCHITECTURES[90]) -> AssignPlan:
+    """The second look at flagged rows in full float32: tiles for few rows, the same for every N and K."""
+    options = _options(d, itemsize, "ieee", device, 1)
+    return min(options, key=lambda p: _seconds(p, 1, 2048, 1024, d, itemsize, device))
+
+
+@lru_cache(maxsize=1024)
+def _family(d: int, itemsize: int, precision: Precision, device: Device, parts: int) -> tuple[AssignPlan, ...]:
+    """At most three plans for one D, type and precision: the best ones for few points, for many points, and for centroids that
+    do not fit L2. Fresh shapes choose among them, so that they need no further kernels."""
+    options = _options(d, itemsize, precision, device, parts)
+    beyond = max(4096, device.l2_bytes // (d * itemsize))
+    shapes = [(2048, 64), (1 << 20, 1024), (1 << 20, beyond)]
+    best = [min(options, key=lambda p: _seconds(p, 1, n, k, d, itemsize, device)) for n, k in shapes]
+    return tuple(dict.fromkeys(best))
+
+
+def _options(d: int, itemsize: int, precision: Precision, device: Device, parts: int) -> list[AssignPlan]:
+    """All configurations that fit."""
     tiny = d <= 8
     # Multiply-adds of tiny points are full float32 whatever was asked for.
     dot = "ieee" if tiny else {"ieee": "ieee", "tf32x3": "tf32x3"}.get(precision, "tf32")
@@ -176,20 +211,20 @@ def plan_assign(
     dot_bytes = 4 if widen or itemsize >= 4 else itemsize
     full = dot == "ieee" and dot_bytes == 4
     # Wide points and full float32 products go through D in slices.
-    options = [] if d > 256 or (full and not tiny) else _candidates(d, dot_bytes, tiny, False, full, parts, device)
+    options = () if d > 256 or (full and not tiny) else _candidates(d, dot_bytes, tiny, False, full, parts, device)
     options = options or _candidates(d, dot_bytes, False, True, full, parts, device)
     if not options:
         raise ValueError(
             f"plan: expected a tile that fits {device.shared_bytes} bytes of shared memory, found none for D={d}"
         )
-    rate = device.flops / {2: 1, 1: 0.5}.get(dot_bytes, 2) if not full and not tiny else device.flops / 12
-    rate /= 3 if dot == "tf32x3" else 1
-    best = min(options, key=lambda p: _seconds(p, b, n, k, d, itemsize, dot_bytes, rate, device))
-    seconds = _seconds(best, b, n, k, d, itemsize, dot_bytes, rate, device)
-    return replace(best, dot=dot, widen=widen, seconds=seconds)
+    return [replace(p, dot=dot, widen=widen) for p in options]
 
 
-def _seconds(p: AssignPlan, b, n, k, d, itemsize, dot_bytes, rate, device) -> float:
+def _seconds(p: AssignPlan, b: int, n: int, k: int, d: int, itemsize: int, device: Device) -> float:
+    dot_bytes = 4 if p.widen else itemsize
+    full = p.dot == "ieee" and dot_bytes == 4
+    rate = device.flops / {2: 1, 1: 0.5}.get(dot_bytes, 2) if not full and not p.tiny else device.flops / 12
+    rate /= 3 if p.dot == "tf32x3" else 1
     tiles = b * math.ceil(n / p.block_n)
     columns = math.ceil(k / p.block_k) * p.block_k
     width = math.ceil(d / p.block_d) * p.block_d if p.block_d else (d if p.tiny else p.d_pad)
@@ -216,5 +251,5 @@ def plan_update(n: int, k: int, d: int, itemsize: int, device: Device = ARCHITEC
     piece = 256
     while piece > 64 and n / piece < 4 * device.processors:
         piece //= 2
-    block_r = max(4, min(32, 4096 // block_d))
+    block_r = min(32, 2048 // block_d)
     return UpdatePlan(piece, block_r, block_d, 4)

@@ -25,7 +25,7 @@ from neurips26.flash_kmeans.gpu_plan import UpdatePlan
 __all__ = ["WorkList", "combine_kernel", "launch_update", "partial_kernel", "work_list"]
 
 
-@triton.jit(do_not_specialize=["n", "d"])
+@triton.jit(do_not_specialize=["n", "k", "d", "piece"])
 def partial_kernel(
     x_ptr,
     order_ptr,
@@ -36,11 +36,12 @@ def partial_kernel(
     out_ptr,
     mass_ptr,
     n,
+    k,
     d,
+    piece,
     x_batch,
     x_row,
     x_col,
-    PIECE: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_D: tl.constexpr,
     WEIGHTED: tl.constexpr,
@@ -51,8 +52,11 @@ def partial_kernel(
     cluster = tl.load(owner_ptr + item)
     if cluster < 0:
         return
-    begin = tl.load(start_ptr + cluster) + (item - tl.load(first_ptr + cluster)) * PIECE
-    end = tl.minimum(begin + PIECE, tl.load(start_ptr + cluster + 1))
+    begin = tl.load(start_ptr + cluster) + (item - tl.load(first_ptr + cluster)) * piece
+    end = tl.minimum(begin + piece, tl.load(start_ptr + cluster + 1))
+    # Clusters are numbered through the batch: one 32-bit division here spares a 64-bit one for every row.
+    problem = (cluster.to(tl.int32) // k).to(tl.int64)
+    x_at = x_ptr + problem * x_batch
     dims = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = dims < d
     total = tl.zeros([BLOCK_D], tl.float32)
@@ -61,7 +65,7 @@ def partial_kernel(
         places = r0 + tl.arange(0, BLOCK_R)
         real = places < end
         flat = tl.load(order_ptr + places, mask=real, other=0).to(tl.int64)
-        at = x_ptr + (flat // n) * x_batch + (flat % n) * x_row
+        at = x_at + (flat - problem * n) * x_row
         mask = real[:, None] & inside[None, :]
         x = tl.load(at[:, None] + dims[None, :] * x_col, mask=mask, other=0.0).to(tl.float32)
         if WEIGHTED:
@@ -186,16 +190,18 @@ def launch_update(
         slots,
         slot_mass,
         n,
+        k,
         d,
-        x.stride(0),
+        plan.piece,
+        x.stride(0) if b > 1 else 0,
         x.stride(1),
         x.stride(2),
-        PIECE=plan.piece,
         BLOCK_R=plan.block_r,
         BLOCK_D=plan.block_d,
         WEIGHTED=weighted,
         ATOMIC=not deterministic,
         num_warps=plan.num_warps,
+        enable_fp_fusion=True,
     )
     if deterministic:
         combine_kernel[(b * k, grid_d)](
@@ -208,5 +214,6 @@ def launch_update(
             BLOCK_D=plan.block_d,
             WEIGHTED=weighted,
             num_warps=plan.num_warps,
+            enable_fp_fusion=True,
         )
     return sums.view(b, k, d), mass.view(b, k) if weighted else work.counts.to(torch.float32)

@@ -40,7 +40,7 @@ class KMeansResult:
         inertia: sum of squared distances to them (cosine: sum of `1 - cos`), weighted.
         n_iter: iterations done.
         converged: whether labels or centroids had come to rest.
-        history: inertia at the start of each iteration.
+        history: inertia at the start of each iteration (empty where the loop stays on a GPU or runs over a batch).
         path: which kernels ran (`"cpu-tiny"`, `"cpu"`, `"triton-..."`).
         n_rechecked: rows that `precision="certified"` evaluated a second time (0 on the CPU, whose arithmetic is the reference).
     """
@@ -227,12 +227,10 @@ def kmeans(
     if where.type == "cuda":
         from neurips26.flash_kmeans import gpu_engine
 
-        if (
-            isinstance(seed, (int, type(None)))
-            and checkpoint is None
-            and process_group is None
-            and gpu_engine.fits(x, where, chunk_rows, memory_limit)
-        ):
+        resident = checkpoint is None and process_group is None and not verbose
+        if resident and gpu_engine.fits(x, where, chunk_rows, memory_limit):
+            if isinstance(seed, np.random.Generator):
+                seed = int(seed.integers(2**62))
             return gpu_engine.kmeans_resident(
                 x, k, where, weights=weights, init=init, n_init=n_init, max_iter=max_iter, tol=tol, metric=metric,
                 precision=precision,

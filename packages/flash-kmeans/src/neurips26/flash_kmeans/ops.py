@@ -86,9 +86,20 @@ def assign(x: torch.Tensor, c: torch.Tensor, metric: str, precision: str, return
     """What the public `assign` does with tensors on a GPU and inside `torch.compile`: no check looks at values."""
     if x.dim() != 2 or c.dim() != 2 or x.shape[1] != c.shape[1] or not c.shape[0]:
         raise ValueError(f"c: expected shape (K, D={x.shape[-1]}), got {tuple(c.shape)}")
+    if out is not None and (
+        not isinstance(out, torch.Tensor)
+        or out.dtype != torch.int32
+        or out.shape != x.shape[:1]
+        or out.device != x.device
+        or not out.is_contiguous()
+    ):
+        raise ValueError(
+            f"out: expected a contiguous int32 tensor of shape (N={x.shape[0]},) on {x.device}, "
+            f"got {getattr(out, 'dtype', type(out))} {tuple(getattr(out, 'shape', ()))}"
+        )
     labels, distance = assign_op(x, c, metric, precision)
     if out is not None:
-        labels = out.copy_(labels)
+        labels = out.copy_(labels)  # 4 N bytes on the device, little beside the points that were read
     return (labels, distance) if return_distance else labels
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from neurips26.flash_kmeans.gpu_assign import launch_assign, launch_recheck
-from neurips26.flash_kmeans.gpu_plan import ARCHITECTURES, Device, plan_assign
+from neurips26.flash_kmeans.gpu_plan import ARCHITECTURES, Device, plan_assign, plan_recheck
 
 __all__ = ["Assigned", "assign_points", "rounding_bound"]
 
@@ -109,7 +109,7 @@ def assign_points(
         bound = rounding_bound(x_norm, c_max, x_error, c_error, d, safety)
         # Written so that a gap that is not a number is flagged too.
         flagged = ~(scores.second - scores.best > bound)
-        exact = plan_assign(1, n, k, d, x.element_size(), "ieee", device)
+        exact = plan_recheck(d, x.element_size(), device)
         rechecked = launch_recheck(x, centroids, norms, flagged, scores.labels, exact)
     out = direct_distances(x, centroids, scores.labels, cosine) if distances else None
     return Assigned(scores.labels, out, rechecked)
