@@ -22,6 +22,7 @@ class FilterBankSktime(BaseForecaster):
         settings: further arguments of the estimator, e.g. ``{"rank": 8, "alpha": 0.01}``.
 
     Examples:
+        >>> from neurips26.filterbank_tsf.integrations.sktime import FilterBankSktime
         >>> from sktime.datasets import load_airline
         >>> y = load_airline()
         >>> forecaster = FilterBankSktime(24, settings={"rank": 4, "alpha": 0.01})
