@@ -107,7 +107,7 @@ def real_and_simulated(ctx: Context, seeds: int = 5) -> list[dict[str, dict[str,
     path = ctx.data("arena")
 
     def load(seed: int) -> Workload:
-        return small_arena(path, seed, 16, 6, 40, 16, 2.5)
+        return small_arena(path, seed, 12, 6, 40, 16, 2.0)
 
     def measured(seed: int) -> dict[str, dict[str, Any]]:
         row = {}
@@ -165,7 +165,7 @@ def mixed_against_separate(ctx: Context, repeats: int) -> list[tuple[float, floa
             engine = CPUEngine(model, paths, 4, 16, 16 * 24, max_length=48, max_rank=16)
             for adapter in range(1, 5):
                 engine.load(adapter, adapter - 1)
-            steps = 6
+            steps = 4
 
             def decode(groups: list[list[int]]) -> float:
                 """Decode ``steps`` tokens for each group of slots after short prompts; tokens per CPU second."""
