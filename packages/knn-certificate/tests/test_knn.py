@@ -20,7 +20,8 @@ def backend(request):
 
 @pytest.fixture
 def tiny_blocks(monkeypatch):
-    monkeypatch.setattr(knn, "_BLOCK_ENTRIES", 300)
+    for name, value in (("_ROWS", 7), ("_COLUMNS", 50), ("_GROUP", 3), ("_EXACT_ENTRIES", 40)):
+        monkeypatch.setattr(knn, name, value)
 
 
 @parametrize_with_checks([KNNDecoder(k=1, metric="euclidean")])

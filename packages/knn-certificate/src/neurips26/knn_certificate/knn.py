@@ -1,15 +1,18 @@
 """Exact k nearest neighbours, leave-one-out by index, with ties that come out the same on every backend.
 
-Neighbours are found in two passes. The first ranks by ``||b||^2 - 2 a'b`` in float32, one matrix product a block of
-queries. That expansion cancels when features are large compared with their differences, so the features are centred
-first and the ``k`` best plus a margin are ranked again by exact differences in float64. Where the first pass' rounding
-could have left a neighbour outside the margin, the row is searched again in float64.
+Neighbours are found in two passes. The first scores every pair by ``a'b - ||b||^2 / 2`` in float32, one matrix product a
+tile of queries and memory, and keeps the ``k`` best and a margin. That expansion cancels when features are large
+compared with their differences, so the features are centred first, and the rounding of a score is bounded. The second
+pass measures only what that bound leaves open: neighbours whose scores are closer than it are ordered by exact
+differences in float64, and a query whose margin is closer than it to the ``k``-th neighbour is searched again.
 
 Ties: of equal distances the lower index comes first; of equal votes the label whose nearest voter comes first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,10 +29,14 @@ __all__ = ["BACKENDS", "METRICS", "KNNDecoder", "neighbours", "vote"]
 METRICS = ("cosine", "euclidean")
 BACKENDS = ("torch", "numpy", "faiss")
 
-#: Candidates beyond k that the second pass ranks.
+#: Candidates kept beyond k.
 _MARGIN = 16
-#: Entries of one block of first-pass scores (float32: 64 MiB).
-_BLOCK_ENTRIES = 1 << 24
+#: Queries and memory points of one tile of scores (float32: 32 MiB), whatever the number of points.
+_ROWS, _COLUMNS = 512, 16_384
+#: Scores that share one maximum when the best ones are picked.
+_GROUP = 16
+#: Entries of one array of exact differences (float64: 16 MiB).
+_EXACT_ENTRIES = 1 << 21
 
 
 def prepare(features: Any, metric: str, name: str = "features") -> Float[np.ndarray, "n d"]:
@@ -76,7 +83,7 @@ def neighbours(
         ValueError: ``k`` larger than the number of points that may answer.
     """
     check_choice(backend, "backend", BACKENDS)
-    n = memory.shape[0]
+    n, d = memory.shape
     loo = queries is None
     answering = n - 1 if loo else n
     check_int(k, "k", minimum=1)
@@ -86,88 +93,165 @@ def neighbours(
     centre = memory.mean(axis=0)
     base = memory - centre
     asked = base if queries is None else queries - centre
-    keep = min(k + int(loo) + _MARGIN, n)
-    search = {"torch": _torch_search, "numpy": _numpy_search, "faiss": _faiss_search}[backend]
+    half = 0.5 * np.einsum("ij,ij->i", base, base)
+    length = np.sqrt(np.einsum("ij,ij->i", asked, asked))
+    widest = float(np.sqrt(2 * half.max()))
+    # float32 has 38 decades: numbers near one stay clear of both ends.
+    unit = max(widest, float(length.max(initial=0.0))) or 1.0
+    keep = min(k + _MARGIN, answering)
+    make = {"torch": _torch_search, "numpy": _numpy_search, "faiss": _faiss_search}[backend]
+    search = make((base / unit).astype(np.float32), (half / unit**2).astype(np.float32), device)
+    slack = _slack(length / unit, widest / unit, d, np.float32, expanded=backend == "faiss")
     result = np.empty((asked.shape[0], k), np.int64)
-    squares = np.einsum("ij,ij->i", base, base)
-    # Rounding of one first-pass score: products of d terms of this size in float32.
-    scale = float(np.sqrt(squares.max())) if n else 0.0
-    small = base.astype(np.float32)
-    step = max(1, _BLOCK_ENTRIES // n)
-    find = search(small, squares, device)
-    for start in range(0, asked.shape[0], step):
-        rows = asked[start : start + step]
-        ids = np.sort(find(rows.astype(np.float32), keep), axis=1)
+    for start in range(0, asked.shape[0], _ROWS):
+        at = slice(start, start + _ROWS)
+        rows = asked[at]
         own = np.arange(start, start + rows.shape[0]) if loo else None
-        order, outside = _rank(base, rows, ids, own, k)
-        result[start : start + step] = order
-        if keep < n:
-            reach = np.sqrt(np.einsum("ij,ij->i", rows, rows)) + scale
-            doubt = np.flatnonzero(
-                outside - _kth(base, rows, order) <= 4 * np.finfo(np.float32).eps * rows.shape[1] ** 0.5 * reach**2
-            )
-            for i in doubt:
-                result[start + i] = _exact_row(base, rows[i], None if own is None else int(own[i]), k)
+        ids, scores = search((rows / unit).astype(np.float32), keep, own)
+        result[at], doubt = _settle(base, rows, ids, scores, slack[at], k, complete=keep == answering)
+        if doubt.size:
+            again = slice(None) if own is None else own[doubt]
+            result[start + doubt] = _exact_rows(base, half, rows[doubt], None if own is None else again, k)
     return result
 
 
-def _kth(base: np.ndarray, rows: np.ndarray, order: np.ndarray) -> np.ndarray:
-    gap = rows - base[order[:, -1]]
-    return np.einsum("ij,ij->i", gap, gap)
+def _slack(length: np.ndarray, widest: float, d: int, dtype: Any, *, expanded: bool = False) -> np.ndarray:
+    """How far two scores must lie apart for their order to be certain, a number a query.
+
+    A product of ``d`` terms with rounded entries errs by at most ``(d + 2) u |a| |b|``, whatever the order of its sum
+    (``u`` is the unit roundoff); halving, rounding and subtracting ``|b|^2 / 2`` adds a few ``u`` of the result. Libraries
+    that add ``|a|^2`` as well (``expanded``) round that too. The order of two scores is safe beyond twice the error of one.
+    """
+    u = float(np.finfo(dtype).eps) / 2
+    size = 0.5 * (length + widest) ** 2 if expanded else length * widest
+    return 2 * u * ((d + 8) * size + 4 * widest**2)
 
 
-def _rank(
-    base: np.ndarray, rows: np.ndarray, ids: np.ndarray, own: np.ndarray | None, k: int
+def _settle(
+    base: np.ndarray,
+    rows: np.ndarray,
+    ids: np.ndarray,
+    scores: np.ndarray,
+    slack: np.ndarray,
+    k: int,
+    *,
+    complete: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The ``k`` nearest candidates by exact differences, and the squared distance of the farthest candidate."""
-    exact = np.empty(ids.shape)
-    chunk = max(1, (1 << 23) // (ids.shape[1] * rows.shape[1]))
-    for i in range(0, rows.shape[0], chunk):
-        gap = base[ids[i : i + chunk]] - rows[i : i + chunk, None, :]
-        exact[i : i + chunk] = np.einsum("ijk,ijk->ij", gap, gap)
-    outside = exact.max(axis=1)
-    if own is not None:
-        exact[ids == own[:, None]] = np.inf
-    # Candidates are sorted by index, so a stable sort sends ties to the lower index.
-    order = np.argsort(exact, axis=1, kind="stable")[:, :k]
-    return np.take_along_axis(ids, order, axis=1), outside
+    """The ``k`` nearest of the candidates in their true order, and the rows for which the candidates do not suffice.
+
+    Candidates come nearest first. A *run* is a stretch of them in which each is within ``slack`` of the next: runs are in
+    their true order, only inside one it is open. Where the run of the ``k``-th reaches the last candidate, points that
+    were not kept may belong to it.
+    """
+    near = scores[:, :-1] - scores[:, 1:] <= slack[:, None]
+    run = np.zeros(scores.shape, np.int64)
+    np.cumsum(~near, axis=1, out=run[:, 1:])
+    last = run[:, k - 1]
+    doubt = np.flatnonzero(run[:, -1] == last) if not complete else np.empty(0, np.int64)
+    linked = np.zeros(scores.shape, bool)
+    linked[:, :-1] |= near
+    linked[:, 1:] |= near
+    linked &= run <= last[:, None]
+    linked[doubt] = False
+    i, j = np.nonzero(linked)
+    if i.size:
+        chosen = ids[i, j]
+        exact = np.empty(i.size)
+        step = max(1, _EXACT_ENTRIES // base.shape[1])
+        for start in range(0, i.size, step):
+            at = slice(start, start + step)
+            gap = base[chosen[at]] - rows[i[at]]
+            exact[at] = np.einsum("ij,ij->i", gap, gap)
+        # A row's runs keep their places; inside a run the exact distance decides, then the index.
+        ids[i, j] = chosen[np.lexsort((chosen, exact, run[i, j], i))]
+    return ids[:, :k], doubt
 
 
-def _exact_row(base: np.ndarray, row: np.ndarray, own: int | None, k: int) -> np.ndarray:
-    gap = base - row
-    exact = np.einsum("ij,ij->i", gap, gap)
-    if own is not None:
-        exact[own] = np.inf
-    # The k smallest and everything tied with the last of them, then a stable sort by index.
-    limit = np.partition(exact, k - 1)[k - 1]
-    near = np.flatnonzero(exact <= limit)
-    return near[np.argsort(exact[near], kind="stable")[:k]]
+def _exact_rows(base: np.ndarray, half: np.ndarray, rows: np.ndarray, own: np.ndarray | None, k: int) -> np.ndarray:
+    """The search in float64: products first, exact differences for all points that their rounding leaves open."""
+    n, d = base.shape
+    length = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    slack = _slack(length, float(np.sqrt(2 * half.max())), d, np.float64)
+    result = np.empty((rows.shape[0], k), np.int64)
+    step = max(1, _EXACT_ENTRIES // n)
+    for start in range(0, rows.shape[0], step):
+        block = rows[start : start + step]
+        scores = block @ base.T - half
+        if own is not None:
+            scores[np.arange(block.shape[0]), own[start : start + step]] = -np.inf
+        limit = np.partition(scores, n - k, axis=1)[:, n - k]
+        for i, row in enumerate(block):
+            near = np.flatnonzero(scores[i] >= limit[i] - slack[start + i])
+            gap = base[near] - row
+            order = np.argsort(np.einsum("ij,ij->i", gap, gap), kind="stable")[:k]
+            result[start + i] = near[order]
+    return result
 
 
-def _torch_search(small: np.ndarray, squares: np.ndarray, device: str) -> Any:
-    points = torch.from_numpy(small).to(device)
-    half = torch.from_numpy(0.5 * squares).to(device, torch.float32)
+def _torch_search(small: np.ndarray, half: np.ndarray, device: str) -> Any:
+    points, minus = torch.from_numpy(small).to(device), -torch.from_numpy(half).to(device)
 
-    def find(rows: np.ndarray, keep: int) -> np.ndarray:
-        scores = torch.addmm(-half, torch.from_numpy(rows).to(device), points.T)  # larger is nearer
-        return torch.topk(scores, keep, dim=1, sorted=False).indices.cpu().numpy()
+    def find(rows: np.ndarray, keep: int, own: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        asked = torch.from_numpy(rows).to(device)
+        parts = []
+        with _full_precision():
+            for left in range(0, len(points), _COLUMNS):
+                scores = torch.addmm(minus[left : left + _COLUMNS], asked, points[left : left + _COLUMNS].T)
+                if own is not None:
+                    mine = np.flatnonzero((own >= left) & (own < left + scores.shape[1]))
+                    scores[torch.from_numpy(mine), torch.from_numpy(own[mine] - left)] = -torch.inf
+                values, at = _largest(scores, min(keep, scores.shape[1]))
+                parts.append((values, at + left))
+        values, at = (torch.cat(p, dim=1) for p in zip(*parts))
+        values, order = torch.topk(values, keep, dim=1)
+        return at.gather(1, order).cpu().numpy(), values.cpu().numpy()
 
     return find
 
 
-def _numpy_search(small: np.ndarray, squares: np.ndarray, device: str) -> Any:
-    half = (0.5 * squares).astype(np.float32)
+def _largest(scores: torch.Tensor, keep: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and positions of the ``keep`` largest of each row.
 
-    def find(rows: np.ndarray, keep: int) -> np.ndarray:
-        scores = half - rows @ small.T
-        if keep == scores.shape[1]:
-            return np.broadcast_to(np.arange(keep), scores.shape).copy()
-        return np.argpartition(scores, keep - 1, axis=1)[:, :keep]
+    All of them lie in the ``keep`` groups with the largest maxima, so most scores are only ever looked at for a maximum.
+    """
+    m, n = scores.shape
+    groups = n // _GROUP
+    if groups <= 2 * keep:
+        return torch.topk(scores, keep, dim=1, sorted=False)
+    # Group j holds the positions j, j + groups, j + 2 groups, …: maxima of whole vectors.
+    table = scores[:, : groups * _GROUP].view(m, _GROUP, groups)
+    held = torch.topk(table.amax(dim=1), keep, dim=1, sorted=False).indices
+    inside = table.gather(2, held[:, None, :].expand(m, _GROUP, keep)).reshape(m, _GROUP * keep)
+    at = (held[:, None, :] + groups * torch.arange(_GROUP, device=scores.device)[:, None]).reshape(m, _GROUP * keep)
+    rest = torch.arange(groups * _GROUP, n, device=scores.device).expand(m, -1)
+    inside, at = torch.cat([inside, scores[:, groups * _GROUP :]], dim=1), torch.cat([at, rest], dim=1)
+    values, order = torch.topk(inside, keep, dim=1, sorted=False)
+    return values, at.gather(1, order)
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """float32 products in float32: no TF32 on a GPU, no bfloat16 on a CPU, whatever the program has asked for."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _numpy_search(small: np.ndarray, half: np.ndarray, device: str) -> Any:
+    def find(rows: np.ndarray, keep: int, own: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        scores = rows @ small.T - half
+        if own is not None:
+            scores[np.arange(rows.shape[0]), own] = -np.inf
+        at = np.argpartition(scores, -keep, axis=1)[:, -keep:]
+        return _sorted(at, np.take_along_axis(scores, at, axis=1), keep)
 
     return find
 
 
-def _faiss_search(small: np.ndarray, squares: np.ndarray, device: str) -> Any:
+def _faiss_search(small: np.ndarray, half: np.ndarray, device: str) -> Any:
     try:
         import faiss
     except ImportError as error:
@@ -176,7 +260,20 @@ def _faiss_search(small: np.ndarray, squares: np.ndarray, device: str) -> Any:
         ) from error
     index = faiss.IndexFlatL2(small.shape[1])
     index.add(small)
-    return lambda rows, keep: index.search(rows, keep)[1]
+
+    def find(rows: np.ndarray, keep: int, own: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        squares, at = index.search(rows, keep + int(own is not None))
+        scores = -0.5 * squares
+        if own is not None:
+            scores[at == own[:, None]] = -np.inf
+        return _sorted(at, scores, keep)
+
+    return find
+
+
+def _sorted(at: np.ndarray, scores: np.ndarray, keep: int) -> tuple[np.ndarray, np.ndarray]:
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :keep]
+    return np.take_along_axis(at, order, axis=1), np.take_along_axis(scores, order, axis=1)
 
 
 def vote(labels: Int[np.ndarray, "m k"], ks: list[int]) -> dict[int, Int[np.ndarray, " m"]]:
