@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections import UserDict
 
 import numpy as np
 import pytest
@@ -167,6 +168,34 @@ def test_labels_of_any_kind(labels):
     assert codes.tolist() == [1, 0, 1] and classes.size == 2
 
 
+def test_rare_classes_are_named():
+    """A class with one point that falls into the block has no memory: its point counts as an error, and a note says so."""
+    memory, labels = np.array([[0.0], [1.0], [10.0], [11.0]]), np.array(["a", "a", "b", "b"])
+    block = np.repeat(np.array([[0.4], [10.4]]), 60, axis=0)
+    truth = np.repeat(np.array(["a", "b"]), 60)
+    truth[-1] = "c"
+    c = certify_arrays(memory, labels, block, truth, np.repeat(np.array(["a", "b"]), 60), k=1, metric="euclidean")
+    assert c.geometry.count == 1 and c.n_classes == 3
+    assert any("without a memory point, always decoded wrongly: ['c']" in n for n in c.notes)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, np.float16])
+def test_half_precision_features(gaussians, kind):
+    X, y, pool = gaussians
+    half = torch.tensor(X).to(kind) if isinstance(kind, torch.dtype) else X.astype(kind)
+    c = certify_features(half, y, head=HEAD, unlabeled=pool.astype(np.float32), k=5)
+    assert abs(c.bound - certify_features(X, y, head=HEAD, unlabeled=pool, k=5).bound) < 0.05
+    assert verify(c) == []
+
+
+def test_order_of_classes_in_the_file_does_not_matter():
+    """Sorted data: the first fifth would be classes that the memory never saw."""
+    X, y = draw_classes(600, 10, 8, 3, "sorted")
+    order = np.argsort(y, kind="stable")
+    c = certify_features(X[order], y[order], head=HEAD, k=5)
+    assert c.geometry.estimate < 0.6 and not any("without a memory point" in n for n in c.notes)
+
+
 def test_blocks_are_random_and_disjoint():
     kept, held = random_block(1000, 0.2, seed=3)
     assert held.size == 200 and np.intersect1d(kept, held).size == 0
@@ -193,6 +222,9 @@ def test_chosen_k_is_the_best_and_smallest():
         ({"slack": "bernstein"}, "^slack: expected one of 'clopper-pearson'"),
         ({"stability": "unlabeled"}, "^unlabeled: expected features of a pool"),
         ({"unlabeled": np.ones((3, 2))}, r"^unlabeled: expected shape"),
+        ({"unlabeled": np.empty((0, 8))}, r"^unlabeled: expected"),
+        ({"mode": "folds", "folds": 1}, "^folds: expected an integer >= 2"),
+        ({"metric": "manhattan"}, "^metric: expected one of"),
     ],
 )
 def test_one_clear_error(gaussians, change, message):
@@ -295,6 +327,31 @@ def test_extraction(torch_data, tmp_path):
         collate_fn=lambda rows: {"x": torch.stack([r[0] for r in rows]), "labels": torch.stack([r[1] for r in rows])},
     )
     assert (extract_features(model, as_dict).features == got.features).all()
+
+
+def test_batches_of_any_mapping_and_empty_loaders(torch_data):
+    data, _ = torch_data
+    model = train_net(data, 0)
+    mapped = DataLoader(
+        data,
+        50,
+        collate_fn=lambda rows: UserDict(x=torch.stack([r[0] for r in rows]), labels=torch.stack([r[1] for r in rows])),
+    )
+    assert (extract_features(model, mapped).features == extract_features(model, DataLoader(data, 50)).features).all()
+    nothing = TensorDataset(torch.empty(0, 8))
+    with pytest.raises(ValueError, match="^loader: expected at least one point, got an empty data set"):
+        certify(model, DataLoader(data, 64), unlabeled_loader=DataLoader(nothing, 5), train_fn=train_net, k=5)
+
+
+def test_broken_networks_are_named(torch_data):
+    data, _ = torch_data
+    model = train_net(data, 0)
+    with torch.no_grad():
+        model.body[0].weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="^features: expected finite numbers"):
+        extract_features(model, DataLoader(data, 50))
+    with pytest.raises(ValueError, match=r"^layer: expected a model with an nn.Linear"):
+        extract_features(nn.ReLU(), DataLoader(data, 50))
 
 
 def test_random_augmentation_and_streams_are_refused(torch_data):

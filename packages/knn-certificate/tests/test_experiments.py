@@ -6,7 +6,7 @@ import torch
 
 from neurips26.knn_certificate import Certificate, ablation, baselines, cli, datasets, diagnostics, effects
 from neurips26.knn_certificate.certify import certify_arrays
-from neurips26.knn_certificate.networks import MLP, build, features_of, predict, train
+from neurips26.knn_certificate.networks import MLP, AdamW, build, features_of, predict, train
 from neurips26.knn_certificate.weight_noise import CURVES, perturbed, weight_noise
 
 
@@ -57,6 +57,20 @@ def test_training_repeats_itself():
     a, b = (train(build(lambda: MLP(4, 3, 8), 5), x, y, steps=20, seed=2) for _ in range(2))
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
     assert features_of(a, x).shape == (60, 8)
+
+
+@pytest.mark.slow
+def test_optimiser_is_torch_s():
+    x, y = torch.randn(32, 4, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 3
+    ours, theirs = (build(lambda: MLP(4, 3, 8), 1) for _ in range(2))
+    step, peer = AdamW(list(ours.parameters()), 0.1), torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.1)
+    for _ in range(6):
+        step.step(torch.nn.functional.cross_entropy(ours(x), y), 1e-2)
+        peer.zero_grad()
+        torch.nn.functional.cross_entropy(theirs(x), y).backward()
+        peer.step()
+    for p, q in zip(ours.parameters(), theirs.parameters()):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
 def test_weight_noise_at_zero_changes_nothing():
@@ -123,8 +137,8 @@ def cell(value, seed=0, method="m", **factors):
 
 
 def test_effects():
-    rows = [cell(0.1, s, "bound", protocol="a") for s in range(100)]
-    rows += [cell(0.2 if s < 3 else 0.05, s, "risk", protocol="a") for s in range(100)]
+    rows = [cell(-0.1 if s < 3 else 0.05, s, "bound - risk", protocol="a") for s in range(100)]
+    rows += [cell(0.05, s, "bound - risk", protocol="b") for s in range(100)]
     assert effects.worst_violation_rate(rows, 0.95)[0] == pytest.approx(0.03)
     sweep = []
     for s in range(5):
@@ -163,6 +177,8 @@ def test_command_line(tmp_path, capsys):
     assert not c.vacuous and c.rigorous
     out.write_text(out.read_text().replace('"bound": 0.', '"bound": 0.0', 1))
     assert cli.main(["verify", str(out)]) == 1
+    assert cli.main(["noise", "--n", "300", "--draws", "1"]) == 0
+    assert "k-NN re-embedded" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"^pool.npz: expected arrays X, y, got X"):
         cli.main(["certify", str(tmp_path / "pool.npz")])
     with pytest.raises(ValueError, match="^representation: expected 'frozen'"):

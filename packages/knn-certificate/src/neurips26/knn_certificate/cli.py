@@ -151,6 +151,39 @@ class Ablate:
 
 
 @dataclass
+class Noise:
+    """Add noise to the weights of a network trained on digits and print the accuracy of readouts and neighbours."""
+
+    n: int = 1_000
+    """Training points."""
+    draws: int = 3
+    """Noise draws a scale."""
+    seed: int = 0
+    """Seed."""
+
+    def __call__(self) -> int:
+        import torch
+
+        from neurips26.knn_certificate import datasets
+        from neurips26.knn_certificate.networks import MLP, build, train
+        from neurips26.knn_certificate.weight_noise import CURVES, weight_noise
+
+        d = datasets.digits()
+        first, rest = datasets.random_split(len(d.y), self.n, self.seed)
+        x, y = torch.from_numpy(d.X[first]).float(), torch.from_numpy(d.y[first])
+        model = train(build(lambda: MLP(64, 10, 128), self.seed), x, y, steps=400, batch=128, seed=self.seed)
+        scales = (0.0, 0.4, 0.8, 1.0, 1.5)
+        rows = weight_noise(
+            model, d.X[first], d.y[first], d.X[rest], d.y[rest], scales, draws=self.draws, seed=self.seed
+        )
+        print(f"{'relative noise':<28}" + "".join(f"{s:>8g}" for s in scales))
+        for curve in CURVES:
+            means = [np.mean([r["accuracy"] for r in rows if r["curve"] == curve and r["scale"] == s]) for s in scales]
+            print(f"{curve:<28}" + "".join(f"{m:>8.3f}" for m in means))
+        return 0
+
+
+@dataclass
 class Coverage:
     """Repeat the certificate on draws of known risk and count violations."""
 
@@ -179,5 +212,5 @@ class Coverage:
 
 def main(argv: list[str]) -> int:
     """Run one verb; returns the exit status."""
-    verbs = {"certify": Certify, "verify": Verify, "text": Text, "ablate": Ablate, "coverage": Coverage}
+    verbs = {"certify": Certify, "verify": Verify, "text": Text, "ablate": Ablate, "noise": Noise, "coverage": Coverage}
     return tyro.extras.subcommand_cli_from_dict(verbs, args=argv, prog="neurips26 knn-certificate")()

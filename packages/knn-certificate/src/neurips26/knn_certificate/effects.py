@@ -20,10 +20,9 @@ def worst_violation_rate(cells: list[dict[str, Any]], level: float) -> Interval:
     worst: Interval | None = None
     protocols = sorted({c["factors"]["protocol"] for c in cells})
     for protocol in protocols:
-        mine = [c for c in cells if c["factors"]["protocol"] == protocol]
-        bound = {c["seed"]: c["value"] for c in mine if c["method"] == "bound"}
-        failed = sum(c["value"] > bound[c["seed"]] for c in mine if c["method"] == "risk")
-        rate = stats.clopper_pearson(int(failed), len(bound), 1 - (1 - level) / len(protocols))
+        margins = [c["value"] for c in cells if c["factors"]["protocol"] == protocol and c["method"] == "bound - risk"]
+        failed = sum(margin < 0 for margin in margins)
+        rate = stats.clopper_pearson(failed, len(margins), 1 - (1 - level) / len(protocols))
         if worst is None or rate[0] > worst[0]:
             worst = rate
     assert worst is not None

@@ -81,7 +81,7 @@ def ablation_plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def noise_curves(cells: Sequence[dict[str, Any]], path: Path) -> None:
-    """Mean accuracy and range over draws and seeds of every curve."""
+    """Mean accuracy of every curve and its range over seeds."""
     curves = sorted({c["method"] for c in cells})
     scales = sorted({c["factors"]["scale"] for c in cells})
     with figure(path, size=(5.0, 3.4)) as ax:
@@ -93,14 +93,12 @@ def noise_curves(cells: Sequence[dict[str, Any]], path: Path) -> None:
         ax.legend(fontsize=7)
 
 
-def coverage_plot(cells: Sequence[dict[str, Any]], path: Path) -> None:
+def coverage_plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Bound against true risk over repeats; a violation lies under the diagonal."""
     with figure(path, size=(4.2, 3.6)) as ax:
-        for protocol, colour in zip(sorted({c["factors"]["protocol"] for c in cells}), COLOURS):
-            mine = [c for c in cells if c["factors"]["protocol"] == protocol]
-            risk = [c["value"] for c in mine if c["method"] == "risk"]
-            bound = [c["value"] for c in mine if c["method"] == "bound"]
-            ax.plot(risk, bound, ".", ms=3, color=colour, label=protocol)
+        for protocol, colour in zip(sorted({r["protocol"] for r in rows}), COLOURS):
+            mine = [r for r in rows if r["protocol"] == protocol]
+            ax.plot([r["risk"] for r in mine], [r["bound"] for r in mine], ".", ms=3, color=colour, label=protocol)
         ends = np.array(ax.get_xlim())
         ax.plot(ends, ends, "k--", lw=1, label="bound = risk")
         ax.set(xlabel="true risk", ylabel="certified bound")
