@@ -1,6 +1,7 @@
 """Speed of the solvers as ratios to peers in one process, and as growth over the number of sources.
 
-``python packages/subset-of-signals/benchmarks/speed.py`` (``--full`` adds a million rows).
+``python packages/subset-of-signals/benchmarks/speed.py`` (``--full`` adds a million rows). Compiled peers join where they
+are installed: ``uv run --with-requirements packages/subset-of-signals/benchmarks/peers.txt python …/speed.py``.
 """
 
 import resource
@@ -18,6 +19,24 @@ from neurips26.subset_of_signals import lad, npmle, simulate
 def problem(n, d, seed=0):
     s = simulate.subset_of_signals(n, n // 10, d, noise="uniform-log", seed=seed)
     return s.X, s.y
+
+
+def compiled_peers():
+    """Quantile regression in Fortran and Cython, where it is installed."""
+    found = {}
+    try:
+        from pinball import QuantileRegressor as Pinball
+    except ImportError:
+        pass
+    else:
+        found["pinball-qr (fn, Fortran)"] = lambda X, y: Pinball(0.5, method="fn", fit_intercept=False).fit(X, y)
+    try:
+        from pyqreg import QuantReg as Compiled
+    except ImportError:
+        pass
+    else:
+        found["pyqreg2 (Cython)"] = lambda X, y: Compiled(y, X).fit(0.5)
+    return found
 
 
 def main() -> int:
@@ -51,6 +70,9 @@ def main() -> int:
     else:
         got = bench.ratio(lambda: lad(X, y), lambda: QuantReg(y, X).fit(0.5), repeats=2)
         bar("LAD / statsmodels QuantReg (iterated weights, not exact)", got.cpu, 1.5)
+    for name, fit in compiled_peers().items():
+        got = bench.ratio(lambda: lad(X, y), lambda fit=fit: fit(X, y), repeats=3)
+        bar(f"LAD / {name}", got.cpu, 1.5)
     grown = bench.growth(lambda n: partial(lad, *problem(n, 10)), [10_000, 40_000, 160_000], repeats=2)
     bar("LAD t(4n)/t(n)", grown.seconds[2] / grown.seconds[1], 5.0)
     X, y = problem(100_000, 10)

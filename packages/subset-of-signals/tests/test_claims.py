@@ -7,7 +7,7 @@ import pytest
 
 from neurips26.shared import data
 from neurips26.shared.testing import needs
-from neurips26.subset_of_signals import cli, datasets, effects, robust
+from neurips26.subset_of_signals import cli, datasets, effects, experiments, robust
 
 
 def cells(values, method="lad", **factors):
@@ -20,13 +20,19 @@ def test_slopes_of_exact_power_laws():
     assert (effect, low, high) == (pytest.approx(-1.0),) * 3
 
 
-def test_threshold_of_exact_curves():
+def test_threshold_of_exact_crossings():
     rows = []
     for n, d in ((100, 1), (400, 4), (900, 9)):
-        for f in (0.25, 0.5, 1.0, 2.0, 4.0):
-            m = f * np.sqrt(n * d)
-            rows += cells([1 / f] * 4, n=n, d=d, m=m)
-    assert effects.threshold_slope(rows, 0.95)[0] == pytest.approx(0.5, abs=1e-6)
+        rows += cells(1.7 * np.sqrt(n * d) * np.array([0.5, 1.0, 3.0]), "crossing", n=n, d=d)
+        rows += cells([7.0], "median error", n=n, d=d, m=5)
+    assert effects.threshold_slope(rows, 0.95)[0] == pytest.approx(0.5, abs=1e-12)
+
+
+def test_crossing_of_one_draw():
+    """With signals only a little better than the rest the error is always small, with hopeless ones it never is."""
+    m = experiments.crossing(400, 2, 1e6, seed=1)
+    assert 0.5 < m / np.sqrt(800) < 6
+    assert experiments.crossing(400, 2, 1.0, seed=1) < 0.27 * np.sqrt(800)
 
 
 def test_worst_ratio_takes_the_best_rival_of_the_worst_condition():

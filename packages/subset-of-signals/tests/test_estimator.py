@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 from scipy import sparse
-from sklearn.exceptions import DataConversionWarning
+from sklearn.exceptions import ConvergenceWarning, DataConversionWarning
 from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -129,6 +129,67 @@ def test_error_bounds_are_attributes_of_the_fit(sample):
 def test_one_clear_error(sample, settings, data, message):
     with pytest.raises(ValueError, match=message):
         SubsetOfSignalsRegressor(**settings).fit(sample.X, sample.y, **data)
+
+
+@pytest.mark.parametrize("method", ["npmle", "lad"])
+def test_numbers_of_any_dtype(method):
+    rng = np.random.default_rng(5)
+    X, y = rng.integers(-9, 10, (200, 2)), rng.integers(-30, 31, 200)
+    plain = SubsetOfSignalsRegressor(method, signal_scale=5.0).fit(X.astype(float), y.astype(float))
+    for kind in (object, np.int16, np.float32):
+        other = SubsetOfSignalsRegressor(method, signal_scale=5.0).fit(X.astype(kind), y.astype(kind))
+        np.testing.assert_allclose(other.coef_, plain.coef_, atol=1e-9)
+    with pytest.raises(ValueError, match="could not convert string to float|Unable to convert|dtype"):
+        SubsetOfSignalsRegressor(method).fit(np.array([["a", "b"], ["c", "d"]], dtype=object), [0.0, 1.0])
+
+
+@pytest.mark.parametrize("method", ["npmle", "lad"])
+def test_fewer_sources_than_columns(method):
+    """The fit of minimum norm, with a warning: it passes through every source."""
+    rng = np.random.default_rng(6)
+    X, y = rng.normal(size=(4, 7)), rng.normal(size=4)
+    with pytest.warns(ConvergenceWarning, match="rank 4 of 7"):
+        model = SubsetOfSignalsRegressor(method, fit_intercept=False).fit(X, y)
+    np.testing.assert_allclose(model.coef_, np.linalg.pinv(X) @ y, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["npmle", "lad", "truncation", "trimming", "tukey", "huber"])
+def test_constant_and_exact_responses(method):
+    X = np.random.default_rng(7).normal(size=(80, 2))
+    flat = SubsetOfSignalsRegressor(method).fit(X, np.full(80, 3.0))
+    np.testing.assert_allclose([*flat.coef_, flat.intercept_], [0.0, 0.0, 3.0], atol=1e-8)
+    exact = SubsetOfSignalsRegressor(method).fit(np.vstack([X, X]), np.tile(X @ [2.0, -1.0], 2))
+    np.testing.assert_allclose(exact.coef_, [2.0, -1.0], atol=1e-8)
+    assert np.isfinite(exact.bse_).all()
+
+
+def test_too_few_steps_are_said(sample):
+    with pytest.warns(ConvergenceWarning, match="npmle: not converged after 20 EM maps; the best iterate is returned"):
+        model = SubsetOfSignalsRegressor(max_iter=20).fit(sample.X, sample.y)
+    assert not model.converged_ and "NOT CONVERGED" in model.summary()
+    assert np.linalg.norm(model.coef_ - sample.beta) < 0.5
+
+
+def test_extreme_units(sample):
+    base = SubsetOfSignalsRegressor().fit(sample.X, sample.y).coef_
+    for c in (1e12, 1e-12):
+        again = SubsetOfSignalsRegressor(signal_scale=c).fit(sample.X, c * sample.y)
+        np.testing.assert_allclose(again.coef_ / c, base, rtol=1e-6, atol=1e-9)
+
+
+def test_groups_share_a_noise_level():
+    rng = np.random.default_rng(8)
+    groups = np.repeat(np.arange(150), 4)
+    sigma = np.where(np.arange(150) < 50, 1.0, 300.0)[groups]
+    X = rng.normal(size=(600, 2))
+    y = X @ [1.0, -2.0] + sigma * rng.normal(size=600)
+    together = SubsetOfSignalsRegressor().fit(X, y, groups=groups)
+    weights = together.source_weights_.reshape(150, 4)
+    assert (weights == weights[:, :1]).all() and together.converged_
+    assert together.signal_probability_[sigma == 1.0].mean() > 0.97
+    assert together.signal_probability_[sigma > 1.0].mean() < 0.02
+    alone = SubsetOfSignalsRegressor().fit(X, y)
+    assert (together.bse_ < alone.bse_).all()
 
 
 def test_column_response_is_converted_with_a_warning(sample):

@@ -1,5 +1,6 @@
 """Least absolute deviations: values known by hand, by brute force and from HiGHS; certificates; degenerate inputs."""
 
+import importlib
 import itertools
 
 import numpy as np
@@ -96,6 +97,24 @@ def test_heavy_noise_does_not_blur_the_vertex():
     assert fit.certificate.optimal
     moved = [objective(X, y, fit.coef + step) for step in 1e-3 * np.vstack([np.eye(3), -np.eye(3)])]
     assert min(moved) > fit.objective
+
+
+@pytest.mark.parametrize("tau", [0.5, 0.2])
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize("size", [60, 500])
+def test_many_rows_by_a_sample_first(monkeypatch, tau, kind, size):
+    """The same vertex whether or not a sample is solved first; a sample far too small leads astray and is found out."""
+    X, y = problem(8, 3000, 3, bad=1e4)
+    X = np.column_stack([X, np.ones(3000)])
+    given = sparse.csr_matrix(X) if kind == "sparse" else X
+    plain = lad(given, y, tau)
+    module = importlib.import_module("neurips26.subset_of_signals.lad")
+    monkeypatch.setattr(module, "_MANY", 100)
+    monkeypatch.setattr(module, "_sample_size", lambda n, d: size)
+    sampled = lad(given, y, tau)
+    assert sampled.certificate.optimal and sampled.n_iter > plain.n_iter
+    assert sampled.objective == pytest.approx(plain.objective, rel=1e-12)
+    np.testing.assert_allclose(sampled.coef, plain.coef, rtol=1e-8)
 
 
 def test_equivariance():

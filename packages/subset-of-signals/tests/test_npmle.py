@@ -81,14 +81,26 @@ def test_mixture_finds_the_signals():
 
 def test_scale_equivariance(sample):
     base = npmle(sample.X, sample.y).coef
-    for c in (1e6, 1e-6):
-        np.testing.assert_allclose(npmle(sample.X, c * sample.y, signal_scale=c).coef / c, base, rtol=1e-8)
+    for c in (1e6, 1e-6):  # rounding differs: the same optimum to within the stopping rule
+        np.testing.assert_allclose(npmle(sample.X, c * sample.y, signal_scale=c).coef / c, base, atol=1e-5)
 
 
-def test_intervals_cover(rng_seeds=range(120)):
+def test_standard_errors_leave_each_source_out():
+    """One scale is least squares, whose sandwich with residuals from fits without the source is HC3."""
+    rng = np.random.default_rng(9)
+    X = rng.normal(size=(40, 3))
+    y = X @ [1.0, 2.0, 3.0] + rng.normal(size=40) * (1 + np.arange(40) / 10)
+    inverse = np.linalg.inv(X.T @ X)
+    left_out = (y - X @ inverse @ X.T @ y) / (1 - np.einsum("ij,jk,ik->i", X, inverse, X))
+    expected = inverse @ (X.T * left_out**2) @ X @ inverse
+    np.testing.assert_allclose(npmle(X, y, scales=[2.0]).covariance, expected, rtol=1e-8)
+
+
+@pytest.mark.slow
+def test_intervals_cover():
     """95% intervals of 4 coefficients over 120 draws: a standard error of 1% allows 92% to 98%."""
     hits = []
-    for seed in rng_seeds:
+    for seed in range(120):
         s = simulate.subset_of_signals(600, 250, 4, seed=1000 + seed)
         fit = npmle(s.X, s.y, n_starts=1)
         hits.append(np.abs(fit.coef - s.beta) <= 1.96 * np.sqrt(np.diag(fit.covariance)))

@@ -88,29 +88,12 @@ def asymptotic_ratio(cells: list[dict[str, Any]], level: float) -> Interval:
 
 def threshold_slope(cells: list[dict[str, Any]], level: float) -> Interval:
     """Exponent in ``n d`` of the number of signals at which the median error falls through 1."""
-    sizes = sorted({(c["factors"]["n"], c["factors"]["d"]) for c in cells})
+    sizes, table = _table(
+        [c for c in cells if c["method"] == "crossing"], lambda c: (c["factors"]["n"], c["factors"]["d"])
+    )
     x = np.log([n * d for n, d in sizes])
     x = x - x.mean()
-    keys, table = _table(cells, lambda c: (c["factors"]["n"], c["factors"]["d"], c["factors"]["m"]))
-    at = {size: [i for i, k in enumerate(keys) if k[:2] == size] for size in sizes}
-    log_m = np.log([k[2] for k in keys])
-
-    def fit(t: np.ndarray) -> np.ndarray:
-        error = np.log(np.median(t, axis=-1))
-        crossing = []
-        for size in sizes:
-            rows = at[size]
-            e, lm = error[..., rows], log_m[rows]
-            # First step from above 1 to below it, then a straight line in the logs.
-            below = e < 0
-            j = np.clip(below.argmax(axis=-1), 1, len(rows) - 1)
-            right = np.take_along_axis(e, j[..., None], -1)[..., 0]
-            left = np.take_along_axis(e, j[..., None] - 1, -1)[..., 0]
-            share = np.clip(left / np.where(left == right, 1.0, left - right), 0, 1)
-            crossing.append(lm[j - 1] + share * (lm[j] - lm[j - 1]))
-        return np.stack(crossing, axis=-1) @ x / (x @ x)
-
-    return _bootstrap(table, level, fit)
+    return _bootstrap(np.log(table), level, lambda t: np.median(t, axis=-1) @ x / (x @ x))
 
 
 def worst_ratio(cells: list[dict[str, Any]], level: float) -> Interval:

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from sklearn.linear_model import RANSACRegressor, TheilSenRegressor
 
+from neurips26.shared import seeding
 from neurips26.subset_of_signals import robust
 from neurips26.subset_of_signals.lad import lad
 from neurips26.subset_of_signals.npmle import npmle
 from neurips26.subset_of_signals.simulate import Sample
 
-__all__ = ["FAMILY", "PREVIOUS", "TUNED", "error", "fit"]
+__all__ = ["FAMILY", "PREVIOUS", "TUNED", "crossing", "error", "fit"]
 
 #: What a practitioner has today, apart from the two estimators of this package.
 FAMILY = ("ols", "lad", "huber", "truncation", "trimming", "tukey", "npmle")
@@ -80,6 +81,25 @@ def fit(method: str, sample: Sample, seed: int = 0, setting: dict[str, Any] | No
 def error(method: str, sample: Sample, seed: int = 0, setting: dict[str, Any] | None = None) -> float:
     """Euclidean distance of the coefficients from the truth (the design is white or standardised)."""
     return float(np.linalg.norm(fit(method, sample, seed, setting) - sample.beta))
+
+
+def crossing(n: int, d: int, bad: float, seed: int) -> float:
+    """The number of signals at which LAD's error falls through 1 in one draw, by bisection on a log scale.
+
+    Design, signs and order of the sources stay the same while signals are added, so a draw has one path of errors, and the
+    median over draws of its crossing is where the median error crosses.
+    """
+    rng = seeding.rng(seed, "crossing", n, d)
+    X, z, order = rng.standard_normal((n, d)), rng.standard_normal(n), rng.permutation(n)
+
+    def small(m: int) -> bool:
+        return float(np.linalg.norm(lad(X, np.where(order < m, 1.0, bad) * z).coef)) < 1.0
+
+    low, high = max(d, int(0.25 * np.sqrt(n * d))), min(n, int(10 * np.sqrt(n * d)))
+    while high - low > 1 and high > 1.02 * low:
+        middle = min(max(round(float(np.sqrt(low * high))), low + 1), high - 1)
+        low, high = (low, middle) if small(middle) else (middle, high)
+    return float(np.sqrt(low * high))
 
 
 def _ransac(X: np.ndarray, y: np.ndarray, threshold: float, seed: int) -> np.ndarray:

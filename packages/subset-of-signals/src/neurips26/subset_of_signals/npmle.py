@@ -35,7 +35,9 @@ __all__ = ["NPMLEResult", "npmle", "scale_grid"]
 _BLOCK = 50_000
 
 #: EM maps spent on each start before the best one is chosen.
-_TRIAL = 30
+_TRIAL = 15
+#: A source that the fit goes through has leverage one and no residual; its part in the variance stays finite.
+_MOST_LEVERAGE = 0.9
 
 
 @dataclass(frozen=True)
@@ -233,6 +235,9 @@ def npmle(
                 f"sample_weight: expected numbers >= 0, not all zero, got a minimum of {sample_weight.min()}"
             )
     problem = _Problem(X, y, groups, sample_weight)
+    if problem.rank < X.shape[1]:
+        text = f"X has rank {problem.rank} of {X.shape[1]} columns: the minimum-norm coefficients are returned"
+        warnings.warn(text, ConvergenceWarning, 2)
     starts = _starts(problem, signal_scale, n_starts)
     if scales is None:
         largest = float(np.abs(y - problem.X @ starts["lad"]).max())
@@ -369,8 +374,12 @@ def _sandwich(problem: _Problem, r: np.ndarray, posterior: _Posterior) -> np.nda
 
     A group's score is ``u_g = E[1/sigma^2] sum_i x_i r_i`` and its information ``E[1/sigma^2] sum_i x_i x_i'`` less
     ``Var[1/sigma^2] (sum_i x_i r_i)(...)'``. The mixing weights are orthogonal to the coefficients by symmetry.
+
+    A fit draws its own sources in, so their residuals are too small: each is divided by one minus its leverage, which is
+    its residual from the fit without it (HC3, MacKinnon & White 1985). Groups get the usual factor ``G / (G - d)``.
     """
     c = problem.copies_of_row
+    alone = problem.codes is None
     if problem.codes is None:
         pulls = scale_rows(problem.X, r)
         copies = c
@@ -379,11 +388,19 @@ def _sandwich(problem: _Problem, r: np.ndarray, posterior: _Posterior) -> np.nda
         pulls = assign @ scale_rows(problem.X, r)
         copies = problem.copies
     A = gram(problem.X, c * problem.per_row(posterior.precision)) - gram(pulls, copies * posterior.spread)
-    B = gram(pulls, copies * posterior.precision**2)
-    units = float(copies.sum())
-    B *= units / max(units - problem.rank, 1)
     values, vectors = linalg.eigh((A + A.T) / 2)
     # Away from a maximum A may lose a direction; the expected information bounds it from below there.
     values = np.maximum(values, 1e-8 * max(values[-1], 1e-300))
     inverse = (vectors / values) @ vectors.T
-    return inverse @ B @ inverse
+    size = posterior.precision**2 * copies
+    if alone:
+        XA = problem.X @ inverse
+        spread = (
+            problem.X.multiply(XA).sum(axis=1) if sparse.issparse(problem.X) else np.einsum("ij,ij->i", XA, problem.X)
+        )
+        leverage = posterior.precision * np.asarray(spread).ravel()
+        size = size / (1 - np.minimum(leverage, _MOST_LEVERAGE)) ** 2
+    else:
+        units = float(copies.sum())
+        size = size * units / max(units - problem.rank, 1)
+    return inverse @ gram(pulls, size) @ inverse

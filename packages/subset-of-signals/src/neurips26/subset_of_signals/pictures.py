@@ -27,7 +27,7 @@ def scaling(cells: Sequence[dict[str, Any]], factor: str, slope: float, path: Pa
     with figure(path, size=(5.2, 3.6)) as ax:
         for method in sorted({c["method"] for c in cells}):
             x, y = _rms(cells, factor, method)
-            ax.plot(x, y, "o-", ms=4, label=method)
+            ax.plot(x, y, "o-" if len(x) > 2 else "x:", ms=4, label=method)
         x, y = _rms(cells, factor, "lad")
         mid = len(x) // 2
         ax.plot(x, y[mid] * (x / x[mid]) ** slope, "k--", lw=1, label=f"slope {slope:g}")
@@ -36,25 +36,41 @@ def scaling(cells: Sequence[dict[str, Any]], factor: str, slope: float, path: Pa
         ax.legend(fontsize=8)
 
 
-def collapse(cells: Sequence[dict[str, Any]], path: Path) -> None:
-    """Median error against ``m / sqrt(n d)`` for all sizes (left), and the map of it over ``m`` and ``n d`` (right)."""
+def collapse(cells: Sequence[dict[str, Any]], crossings: Sequence[dict[str, Any]], path: Path) -> None:
+    """Median error against ``m / sqrt(n d)`` for all sizes (left); the map of it with the measured threshold (right)."""
     with figure(path, columns=2, size=(4.4, 3.6)) as (left, right):
         sizes = sorted({(c["factors"]["n"], c["factors"]["d"]) for c in cells}, key=lambda s: s[0] * s[1])
+        largest = np.log(sizes[-1][0] * sizes[-1][1])
+        smallest = np.log(sizes[0][0] * sizes[0][1])
         points = []
         for n, d in sizes:
-            mine = [c for c in cells if (c["factors"]["n"], c["factors"]["d"]) == (n, d)]
-            ms = sorted({c["factors"]["m"] for c in mine})
-            med = [np.median([c["value"] for c in mine if c["factors"]["m"] == m]) for m in ms]
-            left.plot(np.array(ms) / np.sqrt(n * d), med, "o-", ms=3, label=f"n {n}, d {d}")
-            points += [(n * d, m, e) for m, e in zip(ms, med)]
+            mine = sorted(
+                (c["factors"]["m"], c["value"]) for c in cells if c["factors"]["n"] == n and c["factors"]["d"] == d
+            )
+            shade = (np.log(n * d) - smallest) / max(largest - smallest, 1e-9)
+            ms, errors = np.array(mine).T
+            left.plot(
+                ms / np.sqrt(n * d),
+                errors,
+                "o-",
+                ms=3,
+                lw=0.8,
+                color=(0.1, 0.75 * (1 - shade) + 0.1, 0.4 + 0.5 * shade),
+            )
+            points += [(n * d, m, e) for m, e in mine]
         left.axhline(1, color="0.6", lw=0.8)
         left.axvline(1, color="0.6", lw=0.8)
         left.set(xscale="log", yscale="log", xlabel="m / sqrt(n d)", ylabel="median error of LAD")
-        left.legend(fontsize=7)
+        left.set_title(
+            f"{len(sizes)} sizes, n d from {sizes[0][0] * sizes[0][1]} (green) to {sizes[-1][0] * sizes[-1][1]}",
+            fontsize=8,
+        )
         nd, m, e = np.array(points).T
-        shown = right.scatter(nd, m, c=np.log10(e), cmap="RdBu_r", vmin=-2, vmax=2, s=60, edgecolor="k", lw=0.3)
+        shown = right.scatter(nd, m, c=np.log10(e), cmap="RdBu_r", vmin=-2, vmax=2, s=36, edgecolor="k", lw=0.3)
         line = np.array([nd.min(), nd.max()])
         right.plot(line, np.sqrt(line), "k--", lw=1, label="m = sqrt(n d)")
+        at = [[c["value"] for c in crossings if c["factors"]["n"] == n and c["factors"]["d"] == d] for n, d in sizes]
+        right.plot([n * d for n, d in sizes], [np.median(v) for v in at], "k_", ms=8, label="median error 1")
         right.set(xscale="log", yscale="log", xlabel="n d", ylabel="signals m")
         right.legend(fontsize=8)
         right.figure.colorbar(shown, ax=right, label="log10 median error")
