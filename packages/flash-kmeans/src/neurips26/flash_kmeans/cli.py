@@ -119,7 +119,7 @@ class CompileReport:
     """Compile the Triton kernels for GPUs that need not be here, and print what the compiler made of them."""
 
     grid: bool = False
-    """Every configuration of a grid of 200 shapes (several minutes) instead of the paper's shapes."""
+    """Every configuration of a grid of 200 shapes as well (several minutes), not only the paper's shapes."""
     arch: list[int] = field(default_factory=lambda: [80, 90])
     """Compute capabilities times ten."""
 
