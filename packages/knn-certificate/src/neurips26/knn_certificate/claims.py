@@ -240,7 +240,7 @@ def _gap_text(ctx: Context, name: str) -> Measurement:
         raise FileNotFoundError(
             f"{name}: expected its file under NEURIPS26_DATA and the encoder's wheel (extra text); see `neurips26 data list`"
         )
-    m = _gap(ctx, name, lambda seed: _certified_text(name, ctx, seed), ctx.seeds(10), DataUse(name, "real"))
+    m = _gap(ctx, name, lambda seed: _certified_text(name, ctx, seed), ctx.seeds(8), DataUse(name, "real"))
     m.tuned_by = "head"
     assert m.ours is not None
     m.ours.setting = {"C": _HEAD_C, "n": _TEXT[name]}
