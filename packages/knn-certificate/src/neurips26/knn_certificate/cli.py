@@ -178,7 +178,9 @@ class Noise:
         )
         print(f"{'relative noise':<28}" + "".join(f"{s:>8g}" for s in scales))
         for curve in CURVES:
-            means = [np.mean([r["accuracy"] for r in rows if r["curve"] == curve and r["scale"] == s]) for s in scales]
+            means = [
+                np.mean([float(r["accuracy"]) for r in rows if r["curve"] == curve and r["scale"] == s]) for s in scales
+            ]
             print(f"{curve:<28}" + "".join(f"{m:>8.3f}" for m in means))
         return 0
 

@@ -110,8 +110,7 @@ def neighbours(
         ids, scores = search((rows / unit).astype(np.float32), keep, own)
         result[at], doubt = _settle(base, rows, ids, scores, slack[at], k, complete=keep == answering)
         if doubt.size:
-            again = slice(None) if own is None else own[doubt]
-            result[start + doubt] = _exact_rows(base, half, rows[doubt], None if own is None else again, k)
+            result[start + doubt] = _exact_rows(base, half, rows[doubt], None if own is None else own[doubt], k)
     return result
 
 
