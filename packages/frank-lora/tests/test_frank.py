@@ -1,6 +1,8 @@
 """Frank-LoRA against values from its formulas, and whole runs on the linear federation."""
 
+import dataclasses
 import itertools
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -233,6 +235,35 @@ def test_downlink_is_the_smaller_of_factors_and_the_dense_change():
     here, gone = method.catch_up(0), method.catch_up(1)
     assert list(here.tensors) == ["11/B/0/w"] and here.config["since"] == 10
     assert list(gone.tensors) == ["dense/w"]
+
+
+def test_a_rank_may_change_between_rounds():
+    """What a round added keeps its own ranks: the log draws each round's A at the rank of that round."""
+    method = begun([2, 3])
+    first = [torch.randn(5, 2), torch.randn(5, 3)]
+    method.aggregate(1, [ClientUpdate(i, 0.5, 1, {"B/w": b}) for i, b in enumerate(first)])
+    exact = sum(0.5 * b @ method.frozen_a("w", i, 0, b.shape[1]) for i, b in enumerate(first))
+    method.setup = dataclasses.replace(method.setup, lora=LoraSpec((4, 1), 1.0))
+    second = [torch.randn(5, 4), torch.randn(5, 1)]
+    method.aggregate(2, [ClientUpdate(i, 0.5, 1, {"B/w": b}) for i, b in enumerate(second)])
+    exact = exact + sum(0.5 * b @ method.frozen_a("w", i, 1, b.shape[1]) for i, b in enumerate(second))
+    torch.testing.assert_close(method.global_model().delta("w"), exact, rtol=1e-5, atol=1e-6)
+
+
+def test_the_rate_is_capped():
+    client = mock.Mock(rank=16)
+    assert begun([4, 8, 16], {"w": (32, 32)}, lr_max=1.5e-3).learning_rate(client, 1e-3) == 1.5e-3
+
+
+def test_the_command_line_prints_bytes_rates_and_settings(capsys):
+    from neurips26.frank_lora.cli import main
+
+    assert main(["bytes", "--ranks", "8", "8", "--m", "384", "--n", "384", "--modules", "12"]) == 0
+    lines = {line[:28].strip(): line[28:].split() for line in capsys.readouterr().out.splitlines()}
+    assert lines["frank"] == [f"{2 * 0.147456:.3f}", f"{4 * 0.147456:.3f}"]
+    assert lines["hetlora, flexlora, zeropad"] == [f"{4 * 0.147456:.3f}"] * 2
+    assert main(["settings"]) == 0 and "local-steps = 4" in capsys.readouterr().out
+    assert main(["lr-sweep", "--rates", "0.1"]) == 0 and "0.1" in capsys.readouterr().out
 
 
 def test_resume_ends_in_the_same_bits(tmp_path):

@@ -85,6 +85,58 @@ class Snr:
 
 
 @dataclass
+class LrSweep:
+    """Final loss of one method on the linear federation at several learning rates."""
+
+    method: str = "frank"
+    """Name as in the claims' tables."""
+    rates: tuple[float, ...] = (0.025, 0.05, 0.1, 0.2)
+    """Learning rates at the reference rank."""
+    seeds: int = 1
+    """Seeds, from 0."""
+
+    def __call__(self) -> int:
+        from neurips26.frank_lora.experiments import VARIANTS, run
+        from neurips26.shared.arrays import check_choice
+
+        check_choice(self.method, "method", VARIANTS)
+        print(f"{self.method}\n{'lr':>8s} {'loss':>10s}")
+        for lr in self.rates:
+            losses = [run("linear", self.method, lr, seed, "quick")["loss"] for seed in range(self.seeds)]
+            print(f"{lr:8.3g} {sum(losses) / len(losses):10.4f}")
+        return 0
+
+
+@dataclass
+class Bytes:
+    """Megabytes of adapters that all clients together send and receive in a round, float32, without a head."""
+
+    ranks: tuple[int, ...] = (4, 4, 4, 8, 8, 8, 16, 32)
+    """One rank a client."""
+    m: int = 1024
+    """Outputs of an adapted module."""
+    n: int = 1024
+    """Its inputs."""
+    modules: int = 48
+    """How many modules are adapted."""
+
+    def __call__(self) -> int:
+        r, count, unit = sum(self.ranks), len(self.ranks), 4 * self.modules / 1e6
+        dense, both = self.m * self.n * count, self.m + self.n
+        table = {
+            "frank": (self.m * r, min(self.m * r * count, dense)),
+            "flora": (both * r, min(both * r * count, dense)),
+            "fedplora": (both * r, both * max(self.ranks) * count),
+            "hetlora, flexlora, zeropad": (both * r, both * r),
+            "ffa": (self.m * r, self.m * r),
+        }
+        print(f"{'method':28s} {'MB up':>10s} {'MB down':>10s}")
+        for name, (up, down) in table.items():
+            print(f"{name:28s} {unit * up:10.3f} {unit * down:10.3f}")
+        return 0
+
+
+@dataclass
 class Settings:
     """Every setting of a run with its default, as TOML for ``run`` or ``flwr run --run-config``."""
 
@@ -108,5 +160,5 @@ def _print(result: Any) -> None:
 
 def main(argv: list[str]) -> int:
     """Run one verb."""
-    verbs = {"run": Run, "compare": Compare, "snr": Snr, "settings": Settings}
+    verbs = {"run": Run, "compare": Compare, "snr": Snr, "lr-sweep": LrSweep, "bytes": Bytes, "settings": Settings}
     return tyro.extras.subcommand_cli_from_dict(verbs, args=argv, prog="neurips26 frank-lora")()
