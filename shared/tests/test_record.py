@@ -91,6 +91,17 @@ def test_only_keeps_what_this_machine_cannot_measure(fake_paper, tmp_path):
     assert [row["verdict"] for row in record["claims"]] == ["holds", "not testable here"]
 
 
+def test_without_the_declared_data_a_row_is_a_proxy_that_says_so(fake_paper, tmp_path, monkeypatch):
+    toml = fake_paper / "neurips26/fake_paper/paper.toml"
+    declared = '[[data]]\nname = "numbers.csv"\npath = "numbers.csv"\nurl = "https://example.org/numbers.csv"\n'
+    toml.write_text(toml.read_text() + declared + f'sha256 = "{"0" * 64}"\nsize = 3\nlicence = "none"\npurpose = "x"\n')
+    monkeypatch.setenv("NEURIPS26_DATA", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    smaller = run_tier(registry.find("fake-paper"), "quick", tmp_path / "out")["claims"][0]
+    assert smaller["scope"] == "proxy" and smaller["verdict"] == "holds"
+    assert smaller["notes"] == ["stand-in data (numbers): this machine lacks numbers.csv"]
+
+
 def test_tune_and_changed_code(fake_paper, tmp_path):
     paper = registry.find("fake-paper")
     record = run_tier(paper, "tune", tmp_path)

@@ -267,8 +267,20 @@ def _run_claim(paper: Paper, fn: Callable[[Context], Measurement], tier: str, fo
         "seconds": round(time.perf_counter() - started, 1),
         "first_cell": ctx.first_cell,
     }
+    _say_stand_in(row, paper)
     runs.atomic_write_json(path, {"claim": base, "row": row})
     return row
+
+
+def _say_stand_in(row: dict[str, Any], paper: Paper) -> None:
+    """A run without the paper's data sets, where these are missing, is a proxy whatever the claim's usual scope."""
+    if row["scope"] not in ("paper setting", "scaled down") or any(d["kind"] == "real" for d in row["data"]):
+        return
+    missing = [d.name for d in paper.data if data.find(paper.slug, d.name) is None]
+    if missing:
+        row["scope"] = "proxy"
+        used = ", ".join(d["name"] for d in row["data"]) or "none"
+        row["notes"] = [*row["notes"], f"stand-in data ({used}): this machine lacks {', '.join(missing)}"]
 
 
 def _run_grid(paper: Paper, fn: Callable[[Context], Tuning], folder: Path) -> dict[str, Any]:
