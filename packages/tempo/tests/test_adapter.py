@@ -168,7 +168,9 @@ def test_deadline_misses_are_counted(ckpt):
     assert [adapter.step(o)[1]["deadline_misses"] for o in observations(3)] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(("arch", "critic"), [("simba", "simba"), ("simbav2", "simbav2")])
+@pytest.mark.parametrize(
+    ("arch", "critic"), [("simba", "simba"), pytest.param("simbav2", "simbav2", marks=pytest.mark.slow)]
+)
 def test_other_architectures_adapt(make_checkpoint, arch, critic):
     adapter = TestTimeAdapter(make_checkpoint(arch=arch, critic_arch=critic, width=16), lr=1e-3, **FAST)
     for o in observations(30):

@@ -109,10 +109,21 @@ def test_tree_files_name_what_is_wrong(tmp_path):
         storage.load_tree(tmp_path / "t.npz", {"b": np.zeros(3)})
 
 
+@pytest.mark.parametrize("robot", ["go1", "go2", "g1"])
+def test_every_robot_walks_or_falls_and_adapts(robot):
+    """Random weights where no checkpoint comes with the package: each robot runs, earns or falls, and its actor moves."""
+    name = f"{robot}-joystick"
+    policy = tempo.load(name) if name in tempo.available() else tempo.untrained(robot, width=8)
+    run = rollout(policy, "tempo", shifts.of_severity(robot, "payload", 1), [0, 1], ticks=24, lr=1e-3, **SMALL)
+    assert np.isfinite(run.reward).all() and run.alive[0, 0].all() and (run.drift > 0).all()
+    assert run.alive.sum() == 48 or run.fallen.any()
+
+
 def test_command_line(capsys):
     assert cli.main(["shifts"]) == 0 and "Slippery(friction=0.1)" in capsys.readouterr().out
     assert cli.main(["assets", "--robots", "go2"]) == 0 and "15.21 kg" in capsys.readouterr().out
     assert cli.main(["eval", "--shift", "payload", "--robots", "2", "--ticks", "20", "--methods", "none", "zero"]) == 0
     out = capsys.readouterr().out
     assert "nominal" in out and "payload" in out and "checkpoint:" in out
-    assert cli.main(["adapt", "--robot", "g1"]) == 2 and "go1-joystick" in capsys.readouterr().out
+    assert cli.main(["adapt", "--robot", "g1", "--ticks", "2"]) == 0 and "random weights" in capsys.readouterr().out
+    assert cli.main(["eval", "--checkpoint", "nowhere"]) == 2 and "go1-joystick" in capsys.readouterr().out

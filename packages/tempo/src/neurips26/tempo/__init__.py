@@ -1,8 +1,9 @@
 """TEMPO: test-time adaptation of legged-robot policies with a frozen distributional critic."""
 
+from . import io, shifts
 from .adaptation import METHODS, TTAConfig, TTAState, make_tta, method_config
 from .adapter import NonFiniteObservationError, ShapeError, TestTimeAdapter
-from .checkpoint import Checkpoint, CheckpointError, Meta, available, load
+from .checkpoint import Checkpoint, CheckpointError, Meta, available, load, untrained
 from .choices import Choices
 from .distributions import Categorical, Gaussian, ValueDistribution
 from .evaluate import Rollout, Table, evaluate, rollout
@@ -32,9 +33,12 @@ __all__ = [
     "available",
     "check_gates",
     "evaluate",
+    "io",
     "load",
     "make",
     "make_tta",
     "method_config",
     "rollout",
+    "shifts",
+    "untrained",
 ]

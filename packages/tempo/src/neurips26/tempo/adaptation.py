@@ -158,7 +158,7 @@ class TTA(NamedTuple):
     init: Callable[..., TTAState]
     update: Callable[[TTAState, jax.Array], tuple[TTAState, jax.Array, dict[str, jax.Array]]]
     act: Callable[..., tuple[TTAState, jax.Array, dict[str, jax.Array]]]
-    learn: Callable[[TTAState], tuple[TTAState, dict[str, jax.Array]]]
+    learn: Callable[..., tuple[TTAState, dict[str, jax.Array]]]
     reset: Callable[[TTAState], TTAState]
 
 
@@ -303,7 +303,7 @@ def make_tta(
         newest = state.memory.inserted - 1 - jnp.arange(batch)
         return newest % ring.capacity, (newest >= 0).astype(jnp.float32)
 
-    def one_step(state: TTAState) -> tuple[TTAState, jax.Array]:
+    def one_step(state: TTAState, lr: jax.Array | float) -> tuple[TTAState, jax.Array]:
         key, k1, k2 = jax.random.split(jax.random.wrap_key_data(state.key), 3)
         index, w = draw(state, k1)
         obs = state.memory.obs[index]
@@ -317,7 +317,7 @@ def make_tta(
         m = jax.tree.map(lambda a, g: b1 * a + (1 - b1) * g, state.m, grads)
         v = jax.tree.map(lambda a, g: b2 * a + (1 - b2) * g * g, state.v, grads)
         theta = jax.tree.map(
-            lambda p, a, c: p - cfg.lr * (a / (1 - b1**t)) / (jnp.sqrt(c / (1 - b2**t)) + eps), state.theta, m, v
+            lambda p, a, c: p - lr * (a / (1 - b1**t)) / (jnp.sqrt(c / (1 - b2**t)) + eps), state.theta, m, v
         )
         theta = project(theta) if cfg.lr > 0 else state.theta
         if cfg.max_drift is not None:
@@ -352,12 +352,15 @@ def make_tta(
                 new = new._replace(memory=new.memory._replace(score=jnp.where(due, every, new.memory.score)))
         return new, norm
 
-    def learn(state: TTAState) -> tuple[TTAState, dict[str, jax.Array]]:
-        """The gradient steps of one update (none before `warmup` observations, none at lr = 0)."""
+    def learn(state: TTAState, lr: jax.Array | None = None) -> tuple[TTAState, dict[str, jax.Array]]:
+        """The gradient steps of one update (none before `warmup` observations, none at lr = 0).
+
+        `lr` replaces the configured step size, so that one compiled program serves a whole grid.
+        """
         norm = jnp.zeros(())
         if cfg.lr > 0:
             for _ in range(cfg.updates_per_tick):
-                state, norm = one_step(state)
+                state, norm = one_step(state, cfg.lr if lr is None else lr)
         return state, {"grad_norm": norm}
 
     def update(state: TTAState, obs: jax.Array) -> tuple[TTAState, jax.Array, dict[str, jax.Array]]:

@@ -73,9 +73,8 @@ class TestTimeAdapter:
         self.save_path = None if save_path is None else Path(save_path)
         if self.save_every and self.save_path is None:
             raise ValueError("save_path: expected a file when save_every > 0, got None")
-        tta = ckpt.tta(self.cfg)
-        self._init, self._reset = tta.init, tta.reset
-        self._act, self._learn = jax.jit(tta.act), jax.jit(tta.learn)
+        tta, self._act, self._learn = ckpt.programs(self.cfg)
+        self._reset = tta.reset
         self._seed = check_int(seed, "seed", minimum=0)
         self.state: TTAState = tta.init(ckpt.actor, jax.random.key(self._seed), ckpt.obs_size)
         self.counters = {"nonfinite": 0, "deadline_misses": 0, "skipped_updates": 0}

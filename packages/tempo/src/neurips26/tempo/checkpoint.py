@@ -20,12 +20,14 @@ from safetensors.numpy import save as save_tensors
 
 from . import networks, storage
 from .adaptation import TTA, TTAConfig, make_tta
-from .distributions import Categorical, Gaussian, support
+from .distributions import Categorical, Gaussian, Scalar, support
 
-__all__ = ["Checkpoint", "CheckpointError", "available", "load"]
+__all__ = ["Checkpoint", "CheckpointError", "Meta", "available", "load", "untrained"]
 
 #: observation and action sizes, and where the body's gravity z stands in the observation
 SIZES = {"go1": (48, 12, 8), "go2": (48, 12, 8), "g1": (103, 29, 8)}
+#: numbers that a critic of each kind gives; a categorical one gives one logit an atom
+HEADS = {"categorical": None, "gaussian": 2, "scalar": 1}
 
 
 class CheckpointError(ValueError):
@@ -66,6 +68,7 @@ class Checkpoint:
     critics: list[Any]
     mean: np.ndarray
     std: np.ndarray
+    _programs: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check(self)
@@ -98,6 +101,8 @@ class Checkpoint:
             heads = [apply(c, x) for c in critics]
             if meta.critic_kind == "gaussian":
                 return [Gaussian(h[..., 0], h[..., 1]) for h in heads]
+            if meta.critic_kind == "scalar":
+                return [Scalar(h[..., 0]) for h in heads]
             return [Categorical(h, atoms) for h in heads]
 
         return evaluate
@@ -113,6 +118,13 @@ class Checkpoint:
             fallen_index=SIZES[self.meta.robot][2],
             project=networks.get(self.meta.arch).project,
         )
+
+    def programs(self, cfg: TTAConfig) -> tuple[TTA, Any, Any]:
+        """`tta(cfg)` with its `act` and `learn` jitted; all adapters of this object share what is compiled."""
+        if cfg not in self._programs:
+            tta = self.tta(cfg)
+            self._programs[cfg] = tta, jax.jit(tta.act), jax.jit(tta.learn)
+        return self._programs[cfg]
 
     def act(self, obs: np.ndarray) -> np.ndarray:
         """The frozen policy's actions for raw observations (..., d)."""
@@ -194,6 +206,8 @@ def check(ckpt: Checkpoint) -> None:
         raise CheckpointError(
             f"critic_obs: expected 'state' (privileged observations do not exist on the robot), got {meta.critic_obs!r}"
         )
+    if meta.critic_kind not in HEADS:
+        raise CheckpointError(f"critic_kind: expected one of {', '.join(HEADS)}, got {meta.critic_kind!r}")
     if not meta.v_min < meta.v_max or meta.atoms < 2:
         raise CheckpointError(f"atoms: expected increasing atoms, got {meta.atoms} on [{meta.v_min}, {meta.v_max}]")
     d, nu, _ = SIZES[meta.robot]
@@ -206,7 +220,7 @@ def check(ckpt: Checkpoint) -> None:
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
             if not np.isfinite(leaf).all():
                 raise CheckpointError(f"{label}{jax.tree_util.keystr(path)}: expected finite weights")
-    outputs = meta.atoms if meta.critic_kind == "categorical" else 2
+    outputs = HEADS[meta.critic_kind] or meta.atoms
     jobs = [("actor", meta.arch, ckpt.actor, d, nu)]
     jobs += [(f"critic{i}", meta.critic_arch, c, d + nu, outputs) for i, c in enumerate(ckpt.critics)]
     for label, arch, tree, n, m in jobs:
@@ -224,6 +238,20 @@ def available() -> dict[str, Path]:
     """Name -> file of the checkpoints that come with the package."""
     folder = Path(str(resources.files(__package__) / "checkpoints"))
     return {p.stem: p for p in sorted(folder.glob("*.safetensors"))}
+
+
+def untrained(robot: str, arch: str = "mlp", seed: int = 0, width: int = 64) -> Checkpoint:
+    """A checkpoint with random weights: to try a robot, a network or an installation before anything is trained."""
+    if robot not in SIZES:
+        raise CheckpointError(f"robot: expected one of {', '.join(SIZES)}, got {robot!r}")
+    d, nu, _ = SIZES[robot]
+    critic_arch = "mlp_ln" if arch.startswith("mlp") else arch
+    meta = Meta(robot=robot, arch=arch, critic_arch=critic_arch, status="untrained", q_scale=0.1, card={"seed": seed})
+    keys = jax.random.split(jax.random.key(seed), 3)
+    actor = networks.get(arch).init(keys[0], d, width, 2, nu, 0.01)
+    critics = [networks.get(critic_arch).init(k, d + nu, width, 2, meta.atoms, 0.1) for k in keys[1:]]
+    plain = jax.tree.map(np.asarray, (actor, critics))
+    return Checkpoint(meta, *plain, np.zeros(d, np.float32), np.ones(d, np.float32))
 
 
 def load(name: str | Path) -> Checkpoint:

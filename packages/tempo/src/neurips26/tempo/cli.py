@@ -16,6 +16,14 @@ __all__ = ["main"]
 Robot = Literal["go1", "go2", "g1"]
 
 
+def _policy(robot: str, name: str = "") -> checkpoint.Checkpoint:
+    """The named checkpoint, else the one shipped for the robot, else random weights, which is said."""
+    if name or f"{robot}-joystick" in checkpoint.available():
+        return checkpoint.load(name or f"{robot}-joystick")
+    print(f"no checkpoint of {robot} comes with the package: random weights, which stand or fall and show that it runs")
+    return checkpoint.untrained(robot)
+
+
 @dataclass
 class Eval:
     """Compare the frozen policy with adapted ones, paired by seed, and print the table."""
@@ -35,7 +43,7 @@ class Eval:
         """Prints the table."""
         from .evaluate import evaluate
 
-        ckpt = checkpoint.load(self.checkpoint or f"{self.robot}-joystick")
+        ckpt = _policy(self.robot, self.checkpoint)
         names = tuple(dict.fromkeys(("nominal", *self.shift)))  # the nominal condition is always beside a shift
         table = evaluate(
             ckpt, names, self.methods, range(self.robots), self.severity, ticks=self.ticks, episodes=self.episodes
@@ -62,14 +70,14 @@ class Adapt:
     seed: int = 0
     save: Path | None = None
     gif: Path | None = None
-    """frozen and adapted side by side (needs OpenGL: MUJOCO_GL=egl or osmesa)"""
+    """frozen and adapted side by side, drawn from the kinematics (.gif, or .png for an animated PNG)"""
 
     def run(self) -> int:
         """Prints a line a second."""
         from .adapter import TestTimeAdapter
         from .runtime import JoystickEnv
 
-        ckpt = checkpoint.load(f"{self.robot}-joystick")
+        ckpt = _policy(self.robot)
         condition = shifts.of_severity(self.robot, self.shift, self.severity)
         adapter = TestTimeAdapter(ckpt, method=self.method, seed=self.seed)
         print(f"compiled in {adapter.warmup():.1f} s; {adapter.memory_bytes() / 1e6:.2f} MB beyond the frozen policy")
@@ -97,21 +105,27 @@ class Adapt:
 
 @dataclass
 class Pretrain:
-    """Train the policy that is adapted: PPO on envpool, the distributional critic, the gates. Goes on where it was
-    stopped."""
+    """Train the policy that is adapted: PPO on envpool, the distributional critic, the gates.
+
+    A directory that holds a run goes on where it was stopped, under its own settings, up to --steps.
+    """
 
     out: Path = Path("runs/go1")
     env: str = "Go1JoystickFlatTerrain"
-    steps: int = 10_000_000
+    steps: int = 25_000_000
     seed: int = 0
     num_envs: int = 96
     """envpool needs about 55 MB each"""
     critic_rounds: int = 12
+    arch: Literal["mlp", "simba", "simbav2"] = "mlp"
+    """PPO trains an MLP; another network is distilled from it and gets a critic of its own kind"""
 
     def run(self) -> int:
         """Runs all stages and prints where the checkpoint is."""
+        from dataclasses import replace
+
         from .critic import CriticConfig
-        from .ppo import PPOConfig
+        from .ppo import PPOConfig, from_json
         from .pretrain import pretrain
 
         unroll = max(1, 6144 // self.num_envs)
@@ -125,9 +139,16 @@ class Pretrain:
             unroll=unroll,
             mirror_coef=mirror,
         )
+        begun = self.out / "ppo" / "config.json"
+        if begun.exists():
+            cfg = replace(from_json(begun.read_text()), total_steps=self.steps)
         print(
             pretrain(
-                cfg, CriticConfig(robot=robot, seed=self.seed, rounds=self.critic_rounds), self.out, f"{robot}-joystick"
+                cfg,
+                CriticConfig(robot=robot, seed=self.seed, rounds=self.critic_rounds),
+                self.out,
+                f"{robot}-joystick" + ("" if self.arch == "mlp" else f"-{self.arch}"),
+                self.arch,
             )
         )
         return 0
@@ -155,7 +176,7 @@ class Bench:
                 world.reset()
             world.step(zero)
         print(f"MuJoCo runtime, one robot: {self.ticks / (time.process_time() - start):.0f} ticks per CPU second")
-        r = latency(checkpoint.load(f"{self.robot}-joystick"), self.ticks, 0)
+        r = latency(_policy(self.robot), self.ticks, 0)
         for key in ("without", "with"):
             half, most = 1e3 * np.percentile(r[key], [50, 99])
             print(f"tick {key} an update: median {half:.2f} ms, 99th percentile {most:.2f} ms")

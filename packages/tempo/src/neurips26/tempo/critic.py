@@ -38,7 +38,8 @@ class CriticConfig:
     robots: int = 32
     ticks: int = 600
     rounds: int = 12  # collections of robots x ticks transitions
-    noise: tuple[float, float] = (0.02, 0.4)  # standard deviation of the action noise, one value a robot
+    disturbed_every: int = 2  # pushes and random starts in every second round: bad states, but not as the rule
+    noise: tuple[float, float] = (0.02, 0.25)  # standard deviation of the action noise, one value a robot
     correlation: float = 0.8  # of the noise in time, for half of the robots
     updates: int = 2500  # per round
     batch: int = 256
@@ -202,6 +203,7 @@ def fit(
                 noise,
                 correlation,
                 cfg.seed * 1000 + r,
+                disturb=r % cfg.disturbed_every == 0,
             )
             storage.save_tree(path, rows)
         parts = []

@@ -9,8 +9,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -67,18 +66,18 @@ class Rollout:
         return out
 
 
-@lru_cache(maxsize=64)
-def _compiled(key: int, cfg: TTAConfig) -> Any:
-    tta = _REGISTRY[key].tta(cfg)
-    return (
-        jax.jit(jax.vmap(tta.act), donate_argnums=0),
-        jax.jit(jax.vmap(tta.learn), donate_argnums=0),
-        jax.jit(jax.vmap(tta.reset), donate_argnums=0),
-        tta.init,
-    )
-
-
-_REGISTRY: dict[int, Checkpoint] = {}
+def _compiled(ckpt: Checkpoint, cfg: TTAConfig) -> Any:
+    """The vmapped programs, shared by all step sizes."""
+    key = ("vmapped", replace(cfg, lr=1.0 if cfg.lr > 0 else 0.0))
+    if key not in ckpt._programs:
+        tta = ckpt.tta(key[1])
+        ckpt._programs[key] = (
+            jax.jit(jax.vmap(tta.act), donate_argnums=0),
+            jax.jit(jax.vmap(tta.learn, in_axes=(0, None)), donate_argnums=0),
+            jax.jit(jax.vmap(tta.reset), donate_argnums=0),
+            tta.init,
+        )
+    return ckpt._programs[key]
 
 
 def rollout(
@@ -109,8 +108,8 @@ def rollout(
     n = world.n
     zero = method == "zero"
     cfg = method if isinstance(method, TTAConfig) else method_config("none" if zero else method, **settings)
-    _REGISTRY[id(ckpt)] = ckpt
-    act, learn, reset, init = _compiled(id(ckpt), cfg)
+    act, learn, reset, init = _compiled(ckpt, cfg)
+    lr = jnp.asarray(cfg.lr, jnp.float32)
     keys = jnp.stack([jax.random.key_data(jax.random.key(int(s))) for s in seeds])
     # copied: the state is donated, the checkpoint's arrays must survive
     state = jax.vmap(lambda k: init(ckpt.actor, k, ckpt.obs_size))(keys)
@@ -133,7 +132,7 @@ def rollout(
                 action, q[e, t] = np.asarray(device), np.asarray(metrics["q"])
                 if cfg.lr > 0 and t % cfg.update_every == 0:
                     state = _only(
-                        learn(_copy(state))[0] if not world.alive.all() else learn(state)[0], state, world.alive
+                        learn(_copy(state), lr)[0] if not world.alive.all() else learn(state, lr)[0], state, world.alive
                     )
             obs, reward[e, t], down, _, info = world.step(action)
             tracking[e, t] = info["terms"]["tracking_lin_vel"] * info["active"]

@@ -87,11 +87,26 @@ def mlp_numpy(layers: Params, x: np.ndarray) -> np.ndarray:
     return x @ layers[-1]["w"] + layers[-1]["b"]
 
 
-register(
-    "mlp",
-    lambda key, n, width, depth, out, last_scale=1.0: mlp_init(key, (n, *[width] * depth, out), last_scale),
-    mlp_apply,
-)
+def _mlp_shape(key: jax.Array, n: int, width: int, depth: int, out: int, last_scale: float = 1.0) -> Params:
+    return mlp_init(key, (n, *[width] * depth, out), last_scale)
+
+
+def _mlp_relu_apply(layers: Params, x: jax.Array) -> jax.Array:
+    for layer in layers[:-1]:
+        x = jax.nn.relu(x @ layer["w"] + layer["b"])
+    return x @ layers[-1]["w"] + layers[-1]["b"]
+
+
+def _mlp_elu_apply(layers: Params, x: jax.Array) -> jax.Array:
+    for layer in layers[:-1]:
+        x = jax.nn.elu(x @ layer["w"] + layer["b"])
+    return x @ layers[-1]["w"] + layers[-1]["b"]
+
+
+register("mlp", _mlp_shape, mlp_apply)
+# what other libraries train: FastTD3 and brax' SAC use ReLU, RSL-RL uses ELU
+register("mlp_relu", _mlp_shape, _mlp_relu_apply)
+register("mlp_elu", _mlp_shape, _mlp_elu_apply)
 
 
 # -- mlp_ln: LayerNorm after every dense layer, the critic of the house ------------------------------------------------------

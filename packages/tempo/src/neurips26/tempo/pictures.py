@@ -10,7 +10,7 @@ import numpy as np
 
 from . import shifts
 
-__all__ = ["animation", "curves", "gains", "latencies", "stability"]
+__all__ = ["animation", "curves", "gains", "latencies", "overestimation", "skeleton", "stability"]
 
 
 def _axes(width: float = 7.0, height: float = 3.6, columns: int = 1) -> Any:
@@ -48,7 +48,7 @@ def curves(table: dict, path: Path, window: int = 25) -> Path:
         for method in ("none", "naive", "tempo"):
             row = table[name, method]
             y = 1000 * np.convolve(row["curve"], kernel, "valid")
-            band = 1000 * np.convolve(row["low"], kernel, "valid") / np.sqrt(len(row["returns"]))
+            band = 1000 * np.convolve(row["spread"], kernel, "valid") / np.sqrt(len(row["returns"]))
             ax.plot(y, label={"none": "frozen"}.get(method, method))
             ax.fill_between(range(len(y)), y - band, y + band, alpha=0.2)
         ax.set_title(name)
@@ -85,31 +85,116 @@ def latencies(rows: Sequence[dict], path: Path) -> Path:
     return path
 
 
-def animation(ckpt: Any, shift: shifts.Shift, path: Path, ticks: int = 150, every: int = 5, seed: int = 0) -> Path:
-    """Frozen (left) and adapted (right) robot side by side as a GIF; needs a working OpenGL (set MUJOCO_GL=egl or
-    osmesa)."""
-    import mujoco
+def overestimation(table: dict, path: Path) -> Path:
+    """What the critic promised against what followed, per shift and method; above the diagonal is over-estimation."""
+    names = [n for n in ("nominal", *shifts.SHIFTS) if (n, "tempo") in table]
+    figure, axes = _axes(2.6 * len(names), 2.9, len(names))
+    methods = ("none", "naive", "tempo")
+    pairs = {(n, m): np.asarray(table[n, m]["pairs"]).reshape(-1, 2) for n in names for m in methods}
+    low = min(float(p.min()) for p in pairs.values() if len(p))
+    top = max(float(p.max()) for p in pairs.values() if len(p))
+    for ax, name in zip(axes, names, strict=True):
+        for method in methods:
+            q, real = pairs[name, method].T
+            label = {"none": "frozen"}.get(method, method)
+            ax.scatter(real, q, s=4, alpha=0.5, label=f"{label} {table[name, method]['gap']:+.2f}")
+        ax.plot([low, top], [low, top], color="grey", lw=0.8)
+        ax.set_title(name)
+        ax.set_xlabel("realised discounted return")
+        ax.legend(fontsize=7, title="mean Q - realised", title_fontsize=7)
+    axes[0].set_ylabel("critic's Q")
+    figure.savefig(path, dpi=120)
+    return path
+
+
+VIEW = np.array([[0.94, -0.34, 0.0], [0.12, 0.33, 0.94]])  # from the right, a little from behind and above
+
+
+def skeleton(world: Any, size: tuple[int, int] = (240, 180), label: str = "") -> Any:
+    """One robot drawn from its kinematics with Pillow alone (no OpenGL): links, feet, ground and the last meter walked."""
+    from PIL import Image, ImageDraw
+
+    model, data = world.model, world.data[0]
+    root = data.xpos[1].copy()
+    scale = size[0] / (1.5 if world.robot != "g1" else 2.6)
+    middle = np.array([size[0] / 2, size[1] * 0.62])
+
+    def at(point: np.ndarray) -> tuple[float, float]:
+        flat = VIEW @ (point - [root[0], root[1], 0.25 if world.robot != "g1" else 0.7])
+        x, y = middle + scale * flat * [1, -1]
+        return float(x), float(y)
+
+    picture = Image.new("RGB", size, "white")
+    draw = ImageDraw.Draw(picture)
+    rough = world.shift.terrain == "rough"
+    for k in np.arange(-6, 7) * 0.25:  # a grid that is fixed to the ground shows the way
+        for axis in (0, 1):
+            line = []
+            for s in np.linspace(-1.5, 1.5, 13 if rough else 2):
+                p = np.zeros(3)
+                p[axis], p[1 - axis] = (np.floor(root[axis] / 0.25) * 0.25 + k), root[1 - axis] + s
+                if rough:
+                    p[2] = ground_height(model, p[:2])
+                line.append(at(p))
+            draw.line(line, fill=(205, 205, 205))
+    feet = set(world.task.feet_site.tolist())
+    for body in range(2, model.nbody):
+        parent = int(model.body_parentid[body])
+        if parent > 0:
+            draw.line([at(data.xpos[parent]), at(data.xpos[body])], fill=(60, 60, 60), width=3)
+    for site in feet:
+        end = data.site_xpos[site]
+        draw.line([at(data.xpos[model.site_bodyid[site]]), at(end)], fill=(60, 60, 60), width=3)
+        x, y = at(end)
+        draw.ellipse([x - 3, y - 3, x + 3, y + 3], fill=(200, 70, 40))
+    half = np.array([0.19, 0.06, 0.05]) if world.robot != "g1" else np.array([0.08, 0.1, 0.15])
+    turn = data.xmat[1].reshape(3, 3)
+    corners = {s: at(root + turn @ (half * s)) for s in [(a, b, c) for a in (-1, 1) for b in (-1, 1) for c in (-1, 1)]}
+    for a in corners:
+        for b in corners:
+            if sum(x != y for x, y in zip(a, b, strict=True)) == 1:
+                draw.line([corners[a], corners[b]], fill=(40, 80, 160), width=2)
+    draw.text((6, 4), label, fill="black")
+    return picture
+
+
+def ground_height(model: Any, xy: np.ndarray) -> float:
+    """Height of the field under a point."""
+    n, half, top = int(model.hfield_nrow[0]), model.hfield_size[0, 0], model.hfield_size[0, 2]
+    c, r = np.clip(((xy + half) / (2 * half) * (n - 1)).astype(int), 0, n - 1)
+    return float(model.hfield_data.reshape(n, n)[r, c] * top)
+
+
+def animation(
+    ckpt: Any, shift: shifts.Shift, path: Path, ticks: int = 250, every: int = 5, seed: int = 0, **settings: Any
+) -> Path:
+    """Frozen (left) and adapted (right) robot side by side: a GIF, or an animated PNG where the name ends in .png.
+
+    The adapted robot has run one episode under the shift before.
+    """
     from PIL import Image
 
     from .evaluate import rollout
 
     films = []
-    for method in ("none", "tempo"):
-        frames: list[np.ndarray] = []
-        renderer: list[mujoco.Renderer] = []
+    for method, episodes in (("none", 1), ("tempo", 2)):
+        frames: list[Any] = []
 
-        def snap(episode: int, tick: int, world: Any, frames: list = frames, renderer: list = renderer) -> None:
-            if not renderer:
-                renderer.append(mujoco.Renderer(world.model, 180, 240))
-            if tick % every == 0:
-                option = mujoco.MjvOption()
-                option.geomgroup[3] = 1
-                renderer[0].update_scene(world.data[0], "track" if world.robot != "g1" else -1, option)
-                frames.append(renderer[0].render())
+        def snap(episode: int, tick: int, world: Any, frames: list = frames, last: int = episodes - 1) -> None:
+            if episode == last and tick % every == 0:
+                name = "frozen" if last == 0 else "adapted"
+                frames.append(skeleton(world, label=f"{name}  {0.02 * (tick + 1):.1f} s"))
 
-        rollout(ckpt, method, shift, [seed], ticks=ticks, on_tick=snap)
+        extra = settings if method == "tempo" else {}
+        rollout(ckpt, method, shift, [seed], ticks=ticks, episodes=episodes, on_tick=snap, **extra)
         films.append(frames)
-    n = min(map(len, films))
-    pictures = [Image.fromarray(np.concatenate([films[0][i], films[1][i]], axis=1)).quantize(64) for i in range(n)]
+    n = max(map(len, films))
+    pictures = []
+    for i in range(n):
+        both = [f[min(i, len(f) - 1)] for f in films]  # a fallen robot stays where it lies
+        wide = Image.new("RGB", (both[0].width * 2, both[0].height))
+        for k, one in enumerate(both):
+            wide.paste(one, (k * both[0].width, 0))
+        pictures.append(wide.quantize(16))
     pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=20 * every, loop=0)
     return path

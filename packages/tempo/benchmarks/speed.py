@@ -1,0 +1,178 @@
+"""Speed of the adapter and of the simulators, as ratios to a peer in one process and against the control deadline.
+
+``python packages/tempo/benchmarks/speed.py`` (``--full`` runs 10^5 ticks and watches the process's memory). Times are CPU
+seconds on one thread.
+"""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+
+import sys
+import time
+
+import jax
+import numpy as np
+
+from neurips26 import tempo
+from neurips26.shared import bench
+from neurips26.tempo.claims import latency
+
+
+def torch_tick(ckpt, cfg):
+    """One tick with its update in eager PyTorch: the same networks, the same loss, the same memory, the same Adam."""
+    import torch
+    from torch.nn import functional as F
+
+    torch.set_num_threads(1)
+    leaf = lambda x: torch.tensor(np.asarray(x))  # noqa: E731
+    actor = [(leaf(p["w"]).requires_grad_(), leaf(p["b"]).requires_grad_()) for p in ckpt.actor]
+    critics = [[{k: leaf(v) for k, v in p.items()} for p in c] for c in ckpt.critics]
+    theta = [x for pair in actor for x in pair]
+    m, v = [torch.zeros_like(x) for x in theta], [torch.zeros_like(x) for x in theta]
+    mean, std = leaf(ckpt.mean), leaf(ckpt.std)
+    atoms = torch.linspace(ckpt.meta.v_min, ckpt.meta.v_max, ckpt.meta.atoms)
+    size = cfg.memory.capacity
+    obs_ring, scores = torch.zeros(size, ckpt.obs_size), torch.zeros(size)
+    count = 0
+
+    def act(o):
+        for w, b in actor[:-1]:
+            o = F.silu(o @ w + b)
+        return torch.tanh(o @ actor[-1][0] + actor[-1][1])
+
+    def value(o, a):
+        q, h = None, 0.0
+        for layers in critics:
+            x = torch.cat([o, a], -1)
+            for p in layers[:-1]:
+                x = F.layer_norm(x @ p["w"] + p["b"], (p["scale"].numel(),), p["scale"], p["shift"], 1e-6)
+                x = F.silu(x)
+            logp = torch.log_softmax(x @ layers[-1]["w"] + layers[-1]["b"], -1)
+            one = (logp.exp() * atoms).sum(-1)
+            q = one if q is None else torch.minimum(q, one)
+            h = h - (logp.exp() * logp).sum(-1) / (len(critics) * np.log(len(atoms)))
+        return q, h
+
+    def tick(raw):
+        nonlocal count
+        o = ((torch.from_numpy(raw) - mean) / std).clamp(-10, 10)
+        with torch.no_grad():
+            action = act(o)
+            score, _ = value(o, action)
+        slot = count % size
+        obs_ring[slot], scores[slot] = o, score
+        count += 1
+        n = min(count, size)
+        s = scores[:n]
+        p = (s.max() - s + 0.02 * (s.max() - s.min()) + 1e-12) ** cfg.memory.alpha
+        p = p / p.sum()
+        index = torch.multinomial(p, cfg.batch_size, replacement=True)
+        w = (n * p[index]) ** -cfg.memory.beta
+        w = w / w.max()
+        batch = obs_ring[index]
+        q, h = value(batch, act(batch))
+        loss = -(w * (q / ckpt.meta.q_scale + cfg.entropy_coef * h)).mean()
+        grads = torch.autograd.grad(loss, theta)
+        norm = torch.sqrt(sum((g**2).sum() for g in grads))
+        with torch.no_grad():
+            for x, a, c, g in zip(theta, m, v, grads, strict=True):
+                g = g * torch.clamp(cfg.max_grad_norm / (norm + 1e-12), max=1.0)
+                a.mul_(0.9).add_(g, alpha=0.1)
+                c.mul_(0.999).addcmul_(g, g, value=0.001)
+                x -= cfg.lr * (a / (1 - 0.9**count)) / (torch.sqrt(c / (1 - 0.999**count)) + 1e-8)
+            scores[index] = value(batch, act(batch))[0]
+            finite = all(bool(torch.isfinite(x).all()) for x in theta)
+        return action.numpy(), finite
+
+    return tick
+
+
+def main() -> int:
+    failed = 0
+
+    def bar(name: str, value: float, limit: float, unit: str = "", least: bool = False) -> None:
+        nonlocal failed
+        ok = value >= limit if least else value <= limit
+        failed += not ok
+        print(
+            f"{'ok  ' if ok else 'MISS'} {name}: {value:.4g}{unit} (bar {'>= ' if least else ''}{limit:g}{unit})",
+            flush=True,
+        )
+
+    ckpt = tempo.load("go1-joystick")
+    got = latency(ckpt, 2000, 0)
+    for key, half, most in (("with", 2.0, 10.0), ("without", 0.5, 10.0)):
+        ms = 1e3 * np.asarray(got[key])
+        bar(f"tick {key} an update, median", float(np.median(ms)), half, " ms")
+        bar(f"tick {key} an update, 99th percentile", float(np.percentile(ms, 99)), most, " ms")
+    bar("recompilations after warm-up", got["recompiled"], 0)
+    bar("compilation", got["compile"], 10.0, " s")
+    bar("memory beyond the frozen policy", got["bytes"] / 1e6, 4.0, " MB")
+
+    rng = np.random.default_rng(0)
+    obs = (ckpt.mean + ckpt.std * rng.standard_normal((64, ckpt.obs_size))).astype(np.float32)
+
+    def sampled(capacity: int) -> float:
+        adapter = tempo.TestTimeAdapter(ckpt, update_every=1, memory=tempo.ScoreMemory(capacity))
+        for o in obs:
+            adapter.step(o)
+        start = time.process_time()
+        for k in range(200):
+            adapter.step(obs[k % 64])
+        return (time.process_time() - start) / 200
+
+    small, large = sampled(512), sampled(65_536)
+    bar("a memory of 65536 instead of 512 costs", 1e3 * (large - small), 1.0, " ms a tick")
+
+    adapter = tempo.TestTimeAdapter(ckpt, update_every=1, seed=0)
+    at = iter(range(10**9))
+    ours = lambda: adapter.step(obs[next(at) % 64])  # noqa: E731
+    try:
+        peer = torch_tick(ckpt, adapter.cfg)
+    except ImportError:
+        print("     eager PyTorch: not installed")
+    else:
+        for k in range(64):
+            ours()
+            peer(obs[k])
+        theirs = lambda: peer(obs[next(at) % 64])  # noqa: E731
+        result = bench.ratio(
+            ours, theirs, repeats=5, min_seconds=0.3, sync=lambda: jax.block_until_ready(adapter.state)
+        )
+        print(f"     {result}")
+        bar("jitted tick / eager PyTorch", result.cpu, 1.0)
+
+    world = tempo.Runtime("go1", [0], episode_length=10**9)
+    world.reset()
+    zero, start = np.zeros((1, 12)), time.process_time()
+    for _ in range(4000):
+        world.step(zero)
+    bar("MuJoCo runtime, one robot, ticks a CPU second", 4000 / (time.process_time() - start), 2000, least=True)
+    try:
+        envs = tempo.make("Go1JoystickFlatTerrain", backend="envpool", num_envs=32)
+    except ImportError:
+        print("     envpool: not installed")
+    else:
+        envs.reset()
+        action, start = rng.uniform(-0.3, 0.3, (32, 12)), time.process_time()
+        for _ in range(400):
+            envs.step(action)
+        bar("envpool, 32 robots, steps a CPU second", 32 * 400 / (time.process_time() - start), 10_000, least=True)
+
+    if "--full" in sys.argv:
+        import psutil
+
+        adapter = tempo.TestTimeAdapter(ckpt)
+        for k in range(5000):
+            adapter.step(obs[k % 64])
+        before = psutil.Process().memory_info().rss
+        for k in range(100_000):
+            adapter.step(obs[k % 64])
+        bar("growth of the process over 1e5 ticks", (psutil.Process().memory_info().rss - before) / 2**20, 1.0, " MiB")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
