@@ -168,9 +168,8 @@ def test_deadline_misses_are_counted(ckpt):
     assert [adapter.step(o)[1]["deadline_misses"] for o in observations(3)] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("arch", "critic"), [("simba", "simba"), pytest.param("simbav2", "simbav2", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("arch", "critic"), [("simba", "simba"), ("simbav2", "simbav2")])
 def test_other_architectures_adapt(make_checkpoint, arch, critic):
     adapter = TestTimeAdapter(make_checkpoint(arch=arch, critic_arch=critic, width=16), lr=1e-3, **FAST)
     for o in observations(30):
@@ -178,6 +177,7 @@ def test_other_architectures_adapt(make_checkpoint, arch, critic):
     assert adapter.drift > 0 and np.isfinite(action).all()
 
 
+@pytest.mark.slow
 def test_simbav2_weights_stay_on_the_sphere(make_checkpoint):
     adapter = TestTimeAdapter(make_checkpoint(arch="simbav2", width=16), lr=1e-2, **(FAST | {"update_every": 1}))
     for o in observations(110):
@@ -193,7 +193,7 @@ def test_simbav2_weights_stay_on_the_sphere(make_checkpoint):
         np.testing.assert_allclose(np.linalg.norm(kernel, axis=0), 1.0, atol=1e-5)
 
 
-@pytest.mark.parametrize("scope", ["last", "norm"])
+@pytest.mark.parametrize("scope", ["last", pytest.param("norm", marks=pytest.mark.slow)])
 def test_scope_limits_what_moves(make_checkpoint, scope):
     ckpt = make_checkpoint(arch="mlp_ln")
     adapter = TestTimeAdapter(ckpt, scope=scope, **FAST)
@@ -211,6 +211,7 @@ def test_scope_limits_what_moves(make_checkpoint, scope):
     assert moved and all(("[2]" in m) if scope == "last" else ("scale" in m or "shift" in m) for m in moved)
 
 
+@pytest.mark.slow
 def test_gaussian_critic_adapts_with_entropy(make_checkpoint):
     adapter = TestTimeAdapter(make_checkpoint(kind="gaussian"), **FAST)
     for o in observations(20):

@@ -83,10 +83,6 @@ def test_fasttd3_actor_and_critic_equal_the_originals(saved, tmp_path):
         and ckpt.meta.card["steps"] == 123
         and (ckpt.meta.v_min, ckpt.meta.atoms) == (-0.5, 11)
     )
-    adapter = TestTimeAdapter(ckpt, lr=1e-3, **SMALL)
-    for o in obs[:20]:
-        adapter.step(o)
-    assert adapter.drift > 0
 
 
 @pytest.mark.parametrize(
@@ -201,7 +197,7 @@ def test_brax_sac_equals_the_original():
         TestTimeAdapter(ckpt, method="tempo", **SMALL).step(obs[0])
 
 
-@pytest.mark.parametrize("name", ["mlp_relu", "simba", "simbav2"])
+@pytest.mark.parametrize("name", ["simba", pytest.param("simbav2", marks=pytest.mark.slow)])
 def test_networks_have_a_round_trip(name, tmp_path):
     one = tempo.untrained("go1", name, width=8)
     assert tempo.load(one.save(tmp_path / f"{name}.safetensors", np.float32)).digest() == one.digest()
