@@ -124,7 +124,7 @@ def rate_in_signals(ctx: Context) -> Measurement:
     # is measured too, it steepens the slope.
     factors, onset = ((6, 9, 13), ()) if ctx.tier == "quick" else ((6, 8, 11, 15, 20), (3, 4.2))
     sizes = ([_condition(n, round(f * math.sqrt(n * d)), d) for f in fs] for fs in (factors, onset))
-    return _scaling(ctx, "m", next(sizes), -1.0, 12, next(sizes))
+    return _scaling(ctx, "m", next(sizes), -1.0, 6, next(sizes))
 
 
 @measures(
@@ -142,7 +142,7 @@ def rate_in_signals(ctx: Context) -> Measurement:
 def rate_in_sources(ctx: Context) -> Measurement:
     """Rate in sources."""
     ns, m, d = ([2_000, 4_000, 8_000], 1_200, 6) if ctx.tier == "quick" else ([3_000, 6_000, 12_000, 24_000], 2_000, 8)
-    return _scaling(ctx, "n", [_condition(n, m, d) for n in ns], 0.5, 8)
+    return _scaling(ctx, "n", [_condition(n, m, d) for n in ns], 0.5, 4)
 
 
 @measures(
@@ -160,7 +160,7 @@ def rate_in_sources(ctx: Context) -> Measurement:
 def rate_in_dimension(ctx: Context) -> Measurement:
     """Rate in dimension."""
     n, m, ds = (3_000, 1_200, [3, 6, 12]) if ctx.tier == "quick" else (8_000, 2_400, [2, 4, 8, 16])
-    return _scaling(ctx, "d", [_condition(n, m, d) for d in ds], 0.5, 12)
+    return _scaling(ctx, "d", [_condition(n, m, d) for d in ds], 0.5, 8)
 
 
 @measures(
@@ -207,7 +207,7 @@ def threshold(ctx: Context) -> Measurement:
         cells.append(_cell({"n": n, "d": d}, seed, "crossing", m))
     shown = []
     for n, d in ctx.track([(n, d) for n in ns for d in ds], "collapse"):
-        ms = [round(f * math.sqrt(n * d)) for f in (0.5, 1.0, 1.5, 2.0, 3.0, 6.0)]
+        ms = [max(d, min(n, round(f * math.sqrt(n * d)))) for f in (0.5, 1.0, 1.5, 2.0, 3.0, 6.0)]
         medians = ctx.cell({"curve": [n, d]}, lambda n=n, d=d, ms=ms: [_median_error(n, m, d, seeds[:3]) for m in ms])
         shown += [_cell({"n": n, "d": d, "m": m}, seeds[0], "median error", e) for m, e in zip(ms, medians)]
     picture = ctx.figure("threshold.png")
@@ -340,7 +340,7 @@ def adaptive(ctx: Context) -> Measurement:
 )
 def near_oracle(ctx: Context) -> Measurement:
     """Near oracle."""
-    seeds = ctx.seeds(32)
+    seeds = ctx.seeds(20)
     cells = _errors(ctx, _law_conditions(ctx.tier), seeds, ("npmle", "oracle"), "oracle")
     return Measurement(
         cells=cells,
@@ -367,7 +367,7 @@ def near_oracle(ctx: Context) -> Measurement:
 )
 def coverage(ctx: Context) -> Measurement:
     """Coverage."""
-    draws = 1 if ctx.tier == "quick" else 3
+    draws = 1 if ctx.tier == "quick" else 2
     seeds = ctx.seeds(20 if ctx.tier == "quick" else 100)
     n, m, d = 800, 250, 4
     cells, note = [], {}
