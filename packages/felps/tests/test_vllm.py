@@ -123,7 +123,7 @@ def test_its_events_give_the_same_admissions_to_a_policy_outside(lab):
         if name == "pop":
             assert got.id == out.id
             admitted += 1
-    assert admitted >= 29
+    assert admitted >= 28  # two clients left, before or after their admission
 
 
 def test_aborts_leave_nothing_behind(lab):
@@ -137,7 +137,9 @@ def test_aborts_leave_nothing_behind(lab):
 
 def test_preemption_keeps_the_text(lab):
     r, engines, paths, model, options = lab
-    small = r.build_engine(model, options | {"num_gpu_blocks_override": 12}, {"weight": 0.1, "prior_output": 10.0})
+    # Four sequences of up to three blocks share six.
+    memory = {"block_size": 32, "max_model_len": 96, "num_gpu_blocks_override": 7}
+    small = r.build_engine(model, options | memory, {"weight": 0.1, "prior_output": 10.0})
     outcome = r.replay(small, rows(seed=2), paths)
     reference = r.replay(engines["default"], rows(seed=2), paths)
     assert of_adapters(outcome["texts"], rows(seed=2)) == of_adapters(reference["texts"], rows(seed=2))
