@@ -159,7 +159,8 @@ def main() -> int:
         action, start = rng.uniform(-0.3, 0.3, (32, 12)), time.process_time()
         for _ in range(400):
             envs.step(action)
-        bar("envpool, 32 robots, steps a CPU second", 32 * 400 / (time.process_time() - start), 10_000, least=True)
+        rate = 32 * 400 / (time.process_time() - start)
+        bar("envpool, 32 robots, steps a CPU second (10,000 on two cores)", rate, 5_000, least=True)
 
     if "--full" in sys.argv:
         import psutil
