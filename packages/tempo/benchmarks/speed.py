@@ -160,7 +160,7 @@ def main() -> int:
         for _ in range(400):
             envs.step(action)
         rate = 32 * 400 / (time.process_time() - start)
-        bar("envpool, 32 robots, steps a CPU second (10,000 on two cores)", rate, 5_000, least=True)
+        bar("envpool, 32 robots, steps a CPU second", rate, 10_000, least=True)
 
     if "--full" in sys.argv:
         import psutil
