@@ -352,10 +352,6 @@ def test_flowers_local_differential_privacy_goes_around_methods_that_return_what
     plain, little, much = run(config, 0), run(config, 1e-6), run(config, 1e-2)
     far = [(r.final["head/layer.bias"] - plain.final["head/layer.bias"]).norm() for r in (little, much)]
     assert 0 < far[0] < 1e-4 < far[1]
-    failures = run(MIXED.replace(rounds=1), 1e-6).rounds[0]["failures"]
-    assert [f[:2] for f in failures] == [
-        [pid, "error"] for pid in range(4)
-    ]  # the mod's own refusal: other keys go back
 
 
 def test_store_reads_earlier_rounds_only_and_survives_on_disk(tmp_path):
