@@ -251,7 +251,7 @@ def test_a_rank_may_change_between_rounds():
 
 
 def test_the_rate_is_capped():
-    client = mock.Mock(rank=16)
+    client = mock.Mock(spec=Client, rank=16)
     assert begun([4, 8, 16], {"w": (32, 32)}, lr_max=1.5e-3).learning_rate(client, 1e-3) == 1.5e-3
 
 
