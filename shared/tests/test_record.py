@@ -102,6 +102,18 @@ def test_without_the_declared_data_a_row_is_a_proxy_that_says_so(fake_paper, tmp
     assert smaller["notes"] == ["stand-in data (numbers): this machine lacks numbers.csv"]
 
 
+def test_claims_run_on_one_thread_unless_the_user_says_otherwise(fake_paper, tmp_path):
+    source = fake_paper / "neurips26/fake_paper/claims.py"
+    source.write_text(source.read_text() + '\nprint("threads", os.environ["OMP_NUM_THREADS"])\n')
+    unset = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")} | {"PYTHONPATH": str(fake_paper)}
+    for chosen, seen in (({}, "threads 1"), ({"OMP_NUM_THREADS": "3"}, "threads 3")):
+        command = [sys.executable, "-m", "neurips26.shared.cli", "run", "fake-paper", "--force"]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=unset | chosen, capture_output=True, text=True, timeout=120, check=True
+        )
+        assert seen in done.stdout
+
+
 def test_tune_and_changed_code(fake_paper, tmp_path):
     paper = registry.find("fake-paper")
     record = run_tier(paper, "tune", tmp_path)

@@ -62,9 +62,8 @@ def _all(names: list[str], slow: bool, logs: Path) -> list[Outcome]:
     """Run the packages, as many at once as there are cores (at most two); print each one's output when it has ended."""
     uv, env = find_uv(), environment()
     at_once = min(2, os.cpu_count() or 1, len(names))
-    if at_once > 1:
-        # Two test runs share the cores: more threads than cores would make both many times slower.
-        env = {**env, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    # Test runs share the cores: more threads than cores would make them many times slower.
+    env = {**env, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     done: list[Outcome] = []
     with ThreadPoolExecutor(at_once) as pool:
         started: dict[str, float] = {}
