@@ -114,6 +114,16 @@ def test_claims_run_on_one_thread_unless_the_user_says_otherwise(fake_paper, tmp
         assert seen in done.stdout
 
 
+def test_a_claim_may_say_why_it_cannot_be_tested(fake_paper, tmp_path):
+    source = fake_paper / "neurips26/fake_paper/claims.py"
+    text = source.read_text().replace(
+        "    def one(seed):", '    raise NotTestable("the policy falls")\n\n    def one(seed):', 1
+    )
+    source.write_text(text.replace("import os\n", "import os\nfrom neurips26.shared.record import NotTestable\n", 1))
+    row = run_tier(registry.find("fake-paper"), "quick", tmp_path)["claims"][0]
+    assert (row["verdict"], row["reason"], row["effect"]) == ("not testable here", "the policy falls", None)
+
+
 def test_tune_and_changed_code(fake_paper, tmp_path):
     paper = registry.find("fake-paper")
     record = run_tier(paper, "tune", tmp_path)

@@ -37,6 +37,10 @@ class DirtyTreeError(RuntimeError):
     """A committed record must name the revision that made it; this tree has uncommitted changes."""
 
 
+class NotTestable(Exception):
+    """Raised by a claim's function where what it needs is not there; the row then gives this reason and no figure."""
+
+
 def code_digest(path: Path) -> str:
     """SHA-256 of what a Python file *does*: its syntax tree without docstrings, comments and layout."""
     tree = ast.parse(path.read_text("utf-8"))
@@ -255,6 +259,9 @@ def _run_claim(paper: Paper, fn: Callable[[Context], Measurement], tier: str, fo
     started = time.perf_counter()
     try:
         measured = fn(ctx)
+    except NotTestable as outcome:
+        unmeasured = Measurement(reason=str(outcome)).to_json()
+        return {**base, **unmeasured, "measured": False, "notes": ctx.notes, "seconds": 0.0}
     except Exception as error:
         raise RuntimeError(
             f"{paper.slug}: claim {claim.id!r} failed with {type(error).__name__}: {error} (finished cells are kept)"
