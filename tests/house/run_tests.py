@@ -22,6 +22,7 @@ from common import ROOT, environment, find_uv, minutes, slugs
 BUDGET, SLOW_BUDGET = 60.0, 180.0
 LONGER = {"tempo": 90.0, "reference-guidance": 90.0}  # physics and pipelines compile once a process
 LONGER["shared"] = 120.0  # harness, command line and page together; whole processes are started and killed
+SLOW_LONGER = {"tempo": 420.0}  # MJX compiles the physics of two robots
 #: pytest's exit status where no test carries the marker that was asked for.
 NO_TESTS = 5
 #: Seconds between two lines that say what is running.
@@ -115,7 +116,7 @@ def _spent(command: list[str], env: dict[str, str], out) -> tuple[int, float]:
 
 
 def _judge(outcome: Outcome, slow: bool) -> tuple[Outcome, bool, str]:
-    budget = SLOW_BUDGET if slow else LONGER.get(outcome.name, BUDGET)
+    budget = SLOW_LONGER.get(outcome.name, SLOW_BUDGET) if slow else LONGER.get(outcome.name, BUDGET)
     if outcome.name == "tests":
         budget = float("inf")
     if outcome.code:
