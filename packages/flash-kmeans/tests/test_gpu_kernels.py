@@ -68,6 +68,14 @@ def test_assignment_equals_brute_force(shape, dtype):
         assert torch.allclose(out.distances.double(), expected, rtol=1e-4, atol=1e-4 * shape[3])
 
 
+@pytest.mark.parametrize("precision", ["ieee", "fast", "certified"])
+def test_centroids_may_have_any_strides(precision):
+    x, c = points(1, 70, 40, 20, torch.float32)
+    every_other, crossed = c[:, ::2], c.transpose(1, 2).contiguous().transpose(1, 2)
+    for given in (every_other, crossed):
+        assert agree(assign_points(x, given, precision=precision).labels, x, given)
+
+
 def test_fast_labels_may_differ_and_certified_repairs_them():
     x, c = points(1, 400, 64, 32, torch.float16)
     c = c * 1e-3 + 1.0  # near-ties: half precision rounds the centroids together

@@ -76,7 +76,7 @@ def assign_points(
 
     Args:
         x: points, centred or normalised as the metric asks; any strides; float32, float16 or bfloat16.
-        centroids: float32, contiguous; unit length for `cosine`.
+        centroids: float32, any strides; unit length for `cosine`.
         cosine: score `-<x, c>` instead of the squared distance.
         precision: `ieee`, `tf32x3`, `fast` or `certified`.
         distances: also return distances.
@@ -86,6 +86,7 @@ def assign_points(
     """
     b, n, d = x.shape
     k = centroids.shape[1]
+    centroids = centroids.contiguous()  # the kernels read them by rows
     if device is None:
         device = Device.current() if x.is_cuda else ARCHITECTURES[90]
     norms = torch.zeros((b, k), dtype=torch.float32, device=x.device) if cosine else (centroids**2).sum(-1)
