@@ -83,7 +83,8 @@ class HetLoRA(ZeroPad):
     Optional self-pruning (``gamma < 1``): the loss gets ``lam * ||A[k:]||_F ||B[:, k:]||_F`` of each module with
     ``k = floor(gamma r_i)``; a client whose sum of these after training is below that of what it received sends the
     first k rows and columns only and goes on with rank k >= 1. Off by default. Weights and truncation are as the paper's
-    Figure 2 has them, the pruning rule as in two public implementations; the text of its algorithm we could not read.
+    Figure 2 has them. Penalty, comparison and new rank are as in three public implementations, which agree but for the
+    least rank (1 here, 2 in one of them); the text of the paper's algorithm we could not read.
     """
 
     name = "hetlora"
@@ -338,6 +339,11 @@ class FedPLoRA(FactorMethod):
     folds the others into its base weights, so that it starts from the exact global model. Module j becomes the mean over
     the clients that trained it: ``a_j = sum_{i: j in S_i} p_i a_j^i / sum_{i: j in S_i} p_i``, and b_j likewise.
     Down go all R modules, up the r_i trained ones. The choice is uniform, from the seed.
+
+    Checked against two summaries of the paper's sections 3.2 to 3.5 (not against its own text or code): the decomposition,
+    the uniform choice, the folding and the separate means of a_j and b_j over the clients that trained j. There the mean
+    is plain; here it has the weights p_i as all methods have (``weighting="uniform"`` makes them equal). That a module
+    which nobody trained stays as it is, is our reading.
     """
 
     name, mixed_ranks = "fedplora", True
@@ -392,7 +398,11 @@ class FLoRANA(FactorMethod):
 
     Per module, mixing weights P and Q are sought with ``B = sum P_i B_i``, ``A = sum Q_i A_i`` and
     ``|| sum p_i B_i A_i - B A ||_F`` least. Here by alternating least squares from ``P = Q = p``, each half in closed form
-    from r x r products; the paper minimises the same objective iteratively. Never worse than FedIT. Mixed ranks: refused.
+    from r x r products. Never worse than FedIT. Mixed ranks: refused.
+
+    Checked against the abstract (the objective) and the public reviews of its ICLR submission (P and Q are two vectors of
+    one scalar a client, which combine the clients' matrices linearly), not against its text. The reviews miss an account of
+    how P and Q are found and whether each layer has its own: least squares and a pair a module are our choice.
     """
 
     name = "florana"
