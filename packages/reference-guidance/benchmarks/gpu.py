@@ -19,6 +19,7 @@ def main(arguments: list[str]) -> int:
         from neurips26.shared import data
 
         path = data.find("reference-guidance", "cifar10_cat_dog.zip")
+        print(f"photographs: {path or gpu_check.NO_PHOTOGRAPHS}")
         for name, step in gpu_check.STEPS.items():
             start = time.process_time()
             found = step(gpu_check.rehearsal(), path)

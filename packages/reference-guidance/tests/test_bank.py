@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from neurips26.reference_guidance import (
     BankCorruptError,
     BankMismatchError,
     EmptyBankError,
+    ExtrapolationWarning,
     ImageError,
     ReferenceBank,
     ReferenceMeanGuidance,
@@ -92,7 +94,23 @@ def test_bad_guidance():
             ReferenceMeanGuidance(bank(), **wrong)
     with pytest.warns(UserWarning, match="topk: 99 is more than the 4"):
         assert ReferenceMeanGuidance(bank(), topk=99).topk == 4
-    assert ReferenceMeanGuidance(bank(), strength=2.0).strength == 2.0  # extrapolation is allowed
+
+
+def test_extrapolation_is_allowed_with_a_note():
+    with pytest.warns(ExtrapolationWarning, match=r"strength: 2 lets beta exceed 1 \(quadratic schedule\)"):
+        g = ReferenceMeanGuidance(bank(), strength=2.0)
+    assert g.strength == 2.0 and g.settings()["note"].startswith("strength: 2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "note" not in ReferenceMeanGuidance(bank(), strength=1.0).settings()
+    g = ReferenceMeanGuidance(bank(), strength=1.0, schedule=lambda t: 3 * t)
+    assert g.active(1, 5, 0.8) == pytest.approx(0.6)
+    with pytest.warns(ExtrapolationWarning, match=r"schedule: beta reached 1\.8"):
+        assert g.active(2, 5, 0.4) == pytest.approx(1.8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        g.active(3, 5, 0.2)  # said once
+    assert "1.8" in g.settings()["note"]
 
 
 def test_every_kind_of_image(tmp_path):
@@ -109,6 +127,13 @@ def test_every_kind_of_image(tmp_path):
     assert open_image(tmp_path / "r.jpg").size == (6, 8)
     fitted = np.asarray(fit_image(Image.new("RGB", (10, 10), (255, 255, 255)), 10, 20, "contain"))
     assert fitted[:, :5].max() == 0 and fitted[:, 5:15].min() == 255
+    floats = np.full((6, 8), 0.4, dtype=np.float32)
+    Image.fromarray(floats).save(tmp_path / "f.tiff")
+    assert open_image(tmp_path / "f.tiff").getpixel((0, 0)) == (102, 102, 102)
+    floats[2, 5] = np.inf
+    Image.fromarray(floats).save(tmp_path / "g.tiff")
+    with pytest.raises(ImageError, match=r"images\[3\]: cannot read .*g\.tiff .*got inf at \(2, 5\)"):
+        open_image(tmp_path / "g.tiff", "images[3]")
     with pytest.raises(ImageError, match=r"got nan at \(1, 2, 0\)"):
         x = np.zeros((4, 4, 3))
         x[1, 2, 0] = np.nan
@@ -133,6 +158,29 @@ def test_unreadable_images_and_resuming(tmp_path):
     assert len(seen) == 1 and torch.equal(again.latents, made.latents)
     with pytest.raises(EmptyBankError):
         ReferenceBank.from_images(pipe, [], 32, 32)
+
+
+def test_latents_of_the_wrong_kind_are_refused():
+    for x in (torch.zeros(1, 3, 2, dtype=torch.complex64), torch.zeros(1, 3, 2, dtype=torch.int64)):
+        with pytest.raises(BankMismatchError, match="expected latents of floats"):
+            bank().check_latents(x)
+    with pytest.raises(BankMismatchError, match="on meta"):
+        ReferenceBank(torch.zeros(2, 3, 2, device="meta")).check_latents(torch.zeros(1, 3, 2))
+    for shape in ((1, 3, 3), (1, 1, 2), (1, 2)):  # shapes that torch would broadcast, too
+        with pytest.raises(BankMismatchError, match="references have shape"):
+            bank().check_latents(torch.zeros(shape))
+    with pytest.raises(ValueError, match="latents: expected floats"):
+        ReferenceBank(torch.zeros(2, 3, 2, dtype=torch.int64))
+    half = ReferenceBank.from_latents(bank().latents.half())  # another precision is not another space
+    half.check_latents(torch.zeros(1, 3, 2))
+    assert half.ready().dtype == torch.float64 and half.ready() is half.ready()
+
+
+def test_a_large_bank_keeps_no_copy(monkeypatch):
+    from neurips26.reference_guidance import bank as module
+
+    monkeypatch.setattr(module, "_READY", 23)
+    assert (one := bank()).ready() is one.latents  # 24 numbers
 
 
 def test_unknown_pipeline():

@@ -20,6 +20,7 @@ from neurips26.reference_guidance import (
     guide,
     guided_scheduler,
 )
+from neurips26.reference_guidance.layouts import layout_for
 from neurips26.reference_guidance.tiny import TINY, tiny_call, tiny_pipeline
 
 
@@ -95,9 +96,36 @@ def test_encoding_is_the_pipelines_own(family):
     assert bank.latents.shape[1:] == latents.shape[1:]
 
 
-def test_decoding_inverts_the_layout(family):
-    from neurips26.reference_guidance.layouts import layout_for
+def test_flux2_latents_lead_back_to_the_mode_of_the_vae():
+    pipe = tiny_pipeline("flux2-klein")
+    pixels = torch.rand(2, 3, 32, 48, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    layout = layout_for(pipe)
+    with torch.no_grad():
+        z = pipe.vae.encode(pixels).latent_dist.mode()
+        packed = layout.pack(layout.encode(pipe, pixels))
+    spatial = layout.unpack(packed, (z.shape[2] // 2, z.shape[3] // 2))
+    bn = pipe.vae.bn
+    std = (bn.running_var + pipe.vae.config.batch_norm_eps).sqrt().view(1, -1, 1, 1)
+    again = torch.nn.functional.pixel_shuffle(spatial * std + bn.running_mean.view(1, -1, 1, 1), 2)
+    torch.testing.assert_close(again, z, rtol=1e-6, atol=1e-6)
 
+
+def test_odd_sizes_follow_the_pipelines_rounding(family):
+    name, pipe = family
+    if name == "sd3":
+        with pytest.raises(ValueError, match="divisible"):  # this pipeline refuses them itself
+            pipe(**tiny_call(name, height=35, width=53))
+        return
+    bank = ReferenceBank.from_images(pipe, [torch.rand(35, 53, 3).numpy()], 35, 53)
+    try:
+        latents, _ = seen(pipe, **tiny_call(name, height=35, width=53))
+    except ValueError as error:
+        assert "divisible" in str(error)
+    else:
+        assert bank.latents.shape[1:] == latents.shape[1:]
+
+
+def test_decoding_inverts_the_layout(family):
     name, pipe = family
     layout = layout_for(pipe)
     pixels = torch.rand(1, 3, 32, 48) * 2 - 1

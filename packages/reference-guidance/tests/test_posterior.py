@@ -229,6 +229,19 @@ def test_velocity_of_the_peers():
     torch.testing.assert_close(LinearBridge().velocity_from_mean(mu, x, t), theirs, atol=1e-5, rtol=0)
 
 
+def test_velocity_of_torchcfm():
+    matching = pytest.importorskip("torchcfm.conditional_flow_matching")
+    refs, x, t = random(6, 5), random(3, 5, seed=1), 0.6
+    mu, stats = reference_mean(x, refs, t)
+    w = stats.logits.softmax(1)
+    matcher, each = matching.ConditionalFlowMatcher(sigma=0.0), []
+    for d in refs:  # its conditional velocity of the path that passes x on its way to this reference
+        x0, x1 = (x - t * d) / (1 - t), d.expand(3, 5)
+        each.append(matcher.compute_conditional_flow(x0, x1, t, x))
+    theirs = torch.einsum("mb,mbd->bd", w.T, torch.stack(each))
+    torch.testing.assert_close(LinearBridge().velocity_from_mean(mu, x, t), theirs, atol=1e-5, rtol=0)
+
+
 def test_norms():
     refs = random(7, 3, 2)
     np.testing.assert_allclose(squared_norms(refs, 2), refs.flatten(1).square().sum(1))

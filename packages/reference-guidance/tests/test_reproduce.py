@@ -158,6 +158,28 @@ def test_clip_scores_are_cosines():
     assert scores[0] == pytest.approx(scores[16], abs=1e-6)  # batches of 16 start anew
 
 
+def test_missing_photographs_are_told_in_the_record(tmp_path, monkeypatch):
+    from neurips26.reference_guidance import claims, gpu_check
+    from neurips26.shared.context import Context
+
+    monkeypatch.setattr(gpu_check, "full_scale", gpu_check.rehearsal)
+    monkeypatch.setattr(Context, "data", lambda self, name: None)
+    ctx = Context("reference-guidance", "gpu", "gpu-spg-parity", tmp_path)
+    found = claims.gpu_spg_parity(ctx)
+    assert [d.kind for d in found.data] == ["generated"] and ctx.notes == [gpu_check.NO_PHOTOGRAPHS]
+
+
+def test_pictures_keep_square_pixels(tmp_path):
+    from neurips26.reference_guidance.pictures import contact_sheet
+
+    red = torch.tensor([1.0, -1.0, -1.0]).reshape(1, 3, 1, 1).expand(7, 3, 8, 8)
+    contact_sheet(tmp_path / "p.png", [("red", red), ("white", torch.ones(7, 3, 8, 8))], "two rows")
+    pixels = np.asarray(Image.open(tmp_path / "p.png").convert("RGB")).astype(int)
+    rows, columns = ((pixels[..., 0] > 200) & (pixels[..., 1] < 60)).nonzero()
+    wide, high = np.ptp(columns) + 1, np.ptp(rows) + 1
+    assert wide / high == pytest.approx((7 * 10 - 2) / 8, rel=0.05)  # tiles of 8 with a gap of 2
+
+
 def test_gpu_check_rehearses_on_a_cpu():
     from neurips26.reference_guidance import gpu_check
 

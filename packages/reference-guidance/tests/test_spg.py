@@ -12,6 +12,7 @@ from neurips26.reference_guidance import (
     SPGConfig,
     SPGPipeline,
     SPGTrainer,
+    reference_mean,
 )
 from neurips26.reference_guidance.spg import euler_sample, patchify, unpatchify
 from neurips26.reference_guidance.spg_train import TrainConfig, keep_mask, spg_loss
@@ -100,6 +101,18 @@ def test_self_mask_and_dropout():
     assert float(many[:, 1:].double().mean()) == pytest.approx(0.9, abs=0.01)
     hard = keep_mask(torch.zeros(500, dtype=torch.long), torch.arange(3), 0.95, g)
     assert hard.any(1).all() and not hard[:, 0].any()
+
+
+def test_self_masking_keeps_the_loss_of_a_copier_above_zero():
+    """The sharpest retrieval there is (the exact posterior near t = 1) copies its target unless the target is hidden."""
+    x1, own = data(12), torch.arange(12)
+    t = torch.full((12,), 0.999)
+    x = (1 - t).reshape(-1, 1, 1, 1) * data(12, 7) + t.reshape(-1, 1, 1, 1) * x1
+    losses = {}
+    for hidden in (True, False):
+        mask = keep_mask(own, own, 0.0, torch.Generator().manual_seed(0), hidden)
+        losses[hidden] = float(spg_loss(reference_mean(x, x1, t, mask=mask)[0], x1, t))
+    assert losses[False] < 1e-6 and losses[True] > 100
 
 
 @pytest.mark.parametrize("kind", [SPG.from_sizes, DiTMean.of_equal_budget])

@@ -20,7 +20,7 @@ from neurips26.reference_guidance.errors import (
     UnknownLayoutError,
     UnsupportedSchedulerError,
 )
-from neurips26.reference_guidance.guidance import ReferenceMeanGuidance, StepRecord
+from neurips26.reference_guidance.guidance import ExtrapolationWarning, ReferenceMeanGuidance, StepRecord
 from neurips26.reference_guidance.layouts import Layout, register_layout
 from neurips26.reference_guidance.posterior import PosteriorStats, reference_mean
 from neurips26.reference_guidance.steering import SparseLabelSteering
@@ -46,6 +46,7 @@ __all__ = [
     "CheckpointError",
     "DiTMean",
     "EmptyBankError",
+    "ExtrapolationWarning",
     "ImageError",
     "Layout",
     "LinearBridge",

@@ -32,6 +32,8 @@ _THUMBNAIL = 64
 _ENCODE_BATCH = 4
 #: Numbers of references that the copy check holds in float64 at a time (64 MiB).
 _NEAREST_BLOCK = 1 << 23
+#: Banks of at most this many numbers keep a float64 copy of themselves for sampling.
+_READY = 1 << 23
 
 
 @dataclass
@@ -86,7 +88,20 @@ class ReferenceBank:
         """``||d_i||^2`` in float64, computed once."""
         return squared_norms(self.latents)
 
-    @property
+    def ready(self, device: torch.device | str = "cpu") -> Tensor:
+        """The latents for the reference mean: a float64 copy on ``device``, kept where it takes at most 64 MiB."""
+        if self.latents.numel() > _READY:
+            return self.latents
+        key = str(device)
+        if key not in self._ready:
+            self._ready[key] = self.latents.to(device, torch.float64)
+        return self._ready[key]
+
+    @cached_property
+    def _ready(self) -> dict[str, Tensor]:
+        return {}
+
+    @cached_property
     def log_prior(self) -> Tensor | None:
         """Log prior weights, ``None`` where uniform."""
         assert self.weights is not None
@@ -335,7 +350,15 @@ class ReferenceBank:
                 )
 
     def check_latents(self, x: Tensor) -> None:
-        """Refuse samples of another shape; nothing is ever broadcast."""
+        """Refuse samples of another shape or kind; nothing is ever broadcast.
+
+        Precision and device may differ: references are brought to the sampler's device as they are needed.
+        """
+        if not x.dtype.is_floating_point or self.latents.is_meta:
+            raise BankMismatchError(
+                f"bank: expected latents of floats and references with values, got {x.dtype} latents and references of "
+                f"{self.latents.dtype} on {self.latents.device}"
+            )
         if x.shape[1:] != self.latents.shape[1:]:
             raise BankMismatchError(
                 f"bank: references have shape {tuple(self.latents.shape[1:])}, the sampler's latents {tuple(x.shape[1:])}"

@@ -6,6 +6,7 @@ Time ``t`` runs from noise (0) to data (1) and ``x_t = a_t x_1 + s_t x_0`` with 
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,9 +14,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Bridge", "LinearBridge", "VPBridge", "endpoint_mean", "euler_step", "velocity_from_mean"]
+__all__ = ["Bridge", "LinearBridge", "VPBridge", "endpoint_mean", "euler_sample", "euler_step", "velocity_from_mean"]
 
 Scalar = float | int | Tensor
+
+#: Samplers and training of semi-parametric generators stay this far from both ends of time (the authors' value).
+T_EPS = 1e-3
 
 
 class Bridge(Protocol):
@@ -36,6 +40,11 @@ def _time(t: Scalar) -> Tensor:
 
 class _AffineBridge:
     """The mean, velocity and prediction conversions that hold for every affine bridge."""
+
+    def numbers(self, t: float) -> tuple[float, float]:
+        """:meth:`coefficients` of one time as plain numbers: a sampler asks for them in every step."""
+        a, s = self.coefficients(t)
+        return float(a), float(s)
 
     def coefficients(self, t: Scalar) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
@@ -78,6 +87,10 @@ class _AffineBridge:
 @dataclass(frozen=True)
 class LinearBridge(_AffineBridge):
     """Rectified flow: ``a = t``, ``s = 1 - t`` (the paper's bridge; the one of all diffusers flow pipelines)."""
+
+    def numbers(self, t: float) -> tuple[float, float]:
+        """``(t, 1 - t)``."""
+        return t, 1.0 - t
 
     def coefficients(self, t: Scalar) -> tuple[Tensor, Tensor]:
         """``(t, 1 - t)``."""
@@ -127,6 +140,17 @@ def euler_step(x: Tensor, mu: Tensor, sigma: Scalar, sigma_next: Scalar) -> Tens
     """
     ratio = _expand(torch.as_tensor(sigma_next, dtype=torch.float64) / torch.as_tensor(sigma, dtype=torch.float64), x)
     return ratio * x + (1 - ratio) * mu
+
+
+@torch.no_grad()
+def euler_sample(mean: Any, noise: Tensor, steps: int = 20) -> Tensor:
+    """Uniform Euler steps on [1e-3, 1 - 1e-3] of the flow whose endpoint mean is ``mean(x, t)`` with t of shape (b,)."""
+    times = torch.linspace(T_EPS, 1 - T_EPS, steps + 1, dtype=torch.float64).tolist()
+    x = noise
+    for t, after in itertools.pairwise(times):
+        mu = mean(x, torch.full((x.shape[0],), t, device=x.device, dtype=x.dtype))
+        x = x + (after - t) / (1 - t) * (mu - x)
+    return x
 
 
 def _expand(value: Scalar, x: Tensor) -> Tensor:

@@ -286,7 +286,9 @@ class Demo:
         if self.what == "moons":
             pictures.moon_fields(path, self.seed)
         elif self.what == "digits":
-            pictures.digit_sheets(path, self.out / "digits-steps.png", self.seed, 160)
+            from neurips26.reference_guidance.experiments import digit_flow
+
+            pictures.digit_sheets(path, self.out / "digits-steps.png", digit_flow(self.seed), self.seed)
         else:
             pictures.face_sheet(path, data.require("reference-guidance", "olivetti_faces_64.npz"), self.seed)
         return {"picture": str(path)}

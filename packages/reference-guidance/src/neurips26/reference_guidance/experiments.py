@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import tomllib
-from dataclasses import dataclass, replace
+import warnings
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,22 +15,18 @@ import torch
 from torch import Tensor
 
 from neurips26.reference_guidance.bank import ReferenceBank
-from neurips26.reference_guidance.bridge import LinearBridge
-from neurips26.reference_guidance.guidance import ReferenceMeanGuidance
+from neurips26.reference_guidance.bridge import LinearBridge, euler_sample
+from neurips26.reference_guidance.guidance import ExtrapolationWarning, ReferenceMeanGuidance
 from neurips26.reference_guidance.metrics import (
     AttributeClassifier,
     Judge,
     NearestClassifier,
     copy_distance,
-    frechet_distance,
-    kernel_distance,
     oriented_gradients,
     pixels_and_squares,
     spread,
 )
 from neurips26.reference_guidance.posterior import reference_mean, squared_norms
-from neurips26.reference_guidance.spg import SPG, DiTMean, SPGConfig, euler_sample
-from neurips26.reference_guidance.spg_train import SPGTrainer, TrainConfig
 from neurips26.reference_guidance.steering import SparseLabelSteering
 from neurips26.reference_guidance.toys import (
     Split,
@@ -46,7 +43,7 @@ from neurips26.reference_guidance.toys import (
 from neurips26.shared import seeding
 
 __all__ = ["digit_composition", "digit_control", "exactness", "face_control", "identity_control", "moons_composition"]
-__all__ += ["reference_mean", "released_and_true_time", "sparse_labels", "spg_quality", "squared_norms", "tuning_score"]
+__all__ += ["reference_mean", "released_and_true_time", "sparse_labels", "settings", "squared_norms"]
 
 #: References in a bank and references kept at each step (the authors' M and k).
 BANK, TOPK = 20, 4
@@ -91,6 +88,15 @@ def _pick(index: Tensor, n: int, seed: int, *names: object) -> Tensor:
     return index[torch.from_numpy(seeding.rng(seed, "bank", *names).permutation(len(index))[:n])]
 
 
+def settings(
+    bank: ReferenceBank, strength: float, schedule: str = "quadratic", **options: Any
+) -> ReferenceMeanGuidance:
+    """Guidance over the whole time with the authors' top 4; the strengths measured here extrapolate on purpose."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExtrapolationWarning)
+        return ReferenceMeanGuidance(bank, strength, schedule, **{"topk": TOPK, "window": (0.0, 1.0)} | options)
+
+
 def setting(schedule: str, strength: float, metric: str) -> str:
     """Name of a point of the curve."""
     return f"{schedule} {strength:g}" + (" (sum)" if metric == "sum" else "")
@@ -119,7 +125,7 @@ def control(
         return flow(x, t)
 
     def guided(**options: Any) -> Tensor:
-        return sample_flow(plain, noise, ReferenceMeanGuidance(bank, **{"topk": TOPK, "window": (0.0, 1.0)} | options))
+        return sample_flow(plain, noise, settings(bank, **options))
 
     found = {"unguided": sample_flow(plain, noise)}
     for schedule, strength, metric in CURVE if curve is None else curve:
@@ -235,6 +241,10 @@ def exactness(seed: int) -> dict[str, float]:
 
 
 # Digits -------------------------------------------------------------------------------------------------------------
+#: Steps of the flow over digits; a quick run trains fewer, of a narrower network.
+DIGIT_STEPS, QUICK_STEPS, QUICK_WIDTH = 400, 250, 192
+
+
 @cache
 def digit_judge() -> AttributeClassifier:
     """Which digit an image shows."""
@@ -243,17 +253,17 @@ def digit_judge() -> AttributeClassifier:
 
 
 @cache
-def digit_flow(seed: int, steps: int = 160) -> VectorFlow:
+def digit_flow(seed: int, steps: int = DIGIT_STEPS, width: int = 384) -> VectorFlow:
     """A flow over the training digits."""
     train, _ = split(digits(), 0.3, 4)
-    return train_flow(train.images, steps, seed, 384, prompts=train.labels["digit"][:, None] + 1)
+    return train_flow(train.images, steps, seed, width, prompts=train.labels["digit"][:, None] + 1)
 
 
 def digit_control(
-    seed: int, flow_seed: int, per_class: int = 16, steps: int = 200, classes: int = 10, short: bool = False
+    flow: VectorFlow, seed: int, per_class: int = 16, classes: int = 10, short: bool = False
 ) -> dict[str, Any]:
     """Control of the digit by banks of 20 test digits, averaged over ``classes`` random classes."""
-    flow, judge, (_, test) = digit_flow(flow_seed, steps), digit_judge(), split(digits(), 0.3, 4)
+    judge, (_, test) = digit_judge(), split(digits(), 0.3, 4)
     rows, held = [], []
     for c in _classes(seed, classes):
         pool = test.where(digit=c)
@@ -272,9 +282,9 @@ def _classes(seed: int, n: int) -> list[int]:
     return sorted(seeding.rng(seed, "classes").permutation(10)[:n].tolist())
 
 
-def settings_grid(seed: int, steps: int, per_class: int = 8) -> dict[str, dict[str, dict[str, float]]]:
+def settings_grid(seed: int, per_class: int = 8) -> dict[str, dict[str, dict[str, float]]]:
     """Three settings of every method on digits; by method and setting: rate, copy distance, spread."""
-    flow, judge, (_, test) = digit_flow(seed, steps), digit_judge(), split(digits(), 0.3, 4)
+    flow, judge, (_, test) = digit_flow(seed), digit_judge(), split(digits(), 0.3, 4)
     found: dict[str, list[dict[str, dict[str, float]]]] = {}
     real = []
     for c in range(10):
@@ -296,21 +306,21 @@ def settings_grid(seed: int, steps: int, per_class: int = 8) -> dict[str, dict[s
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-def digit_composition(seed: int, flow_seed: int, steps: int = 200, n: int = 120) -> dict[str, dict[str, float]]:
+def digit_composition(flow: VectorFlow, seed: int, n: int = 120) -> dict[str, dict[str, float]]:
     """Share of ones among zeros and ones, by the share of ones in a bank of 20.
 
     Three means: the exact posterior with top 4 ("sum"), the released distance with all ("mean"), the plain average.
     """
-    flow, judge, (_, test) = digit_flow(flow_seed, steps), digit_judge(), split(digits(), 0.3, 4)
+    judge, (_, test) = digit_judge(), split(digits(), 0.3, 4)
     zero, one = (ReferenceBank.from_latents(test.images[_pick(test.where(digit=c), BANK, seed, c)]) for c in (0, 1))
     noise = _noise(n, (1, 8, 8), seed, "composition")
     how: dict[str, dict[str, Any]] = {
-        "sum": {"topk": TOPK, "metric": "sum"}, "mean": {"topk": None}, "latent average": {"topk": None, "temperature": 1e12}
+        "sum": {"metric": "sum"}, "mean": {"topk": None}, "latent average": {"topk": None, "temperature": 1e12}
     }  # fmt: skip
     out: dict[str, dict[str, float]] = {k: {} for k in how}
     for name, options in how.items():
         for share in SHARES:
-            g = ReferenceMeanGuidance(zero.mix(one, share), 2.0, "quadratic", (0.0, 1.0), **options)
+            g = settings(zero.mix(one, share), 2.0, **options)
             seen = judge.predict(sample_flow(flow, noise, g))
             ones, zeros = int((seen == 1).sum()), int((seen == 0).sum())
             out[name][f"{share:g}"] = ones / max(1, ones + zeros)
@@ -318,10 +328,10 @@ def digit_composition(seed: int, flow_seed: int, steps: int = 200, n: int = 120)
 
 
 def released_and_true_time(
-    seed: int, flow_seed: int, steps: int = 200, n: int = 24, shift: float = 3.0, classes: int = 10
+    flow: VectorFlow, seed: int, n: int = 24, shift: float = 3.0, classes: int = 10
 ) -> dict[str, dict[str, float]]:
     """The authors' pink-elephant setting (strength 0.5 quadratic, window .15-.95) on digits under a shifted schedule."""
-    flow, judge, (_, test) = digit_flow(flow_seed, steps), digit_judge(), split(digits(), 0.3, 4)
+    judge, (_, test) = digit_judge(), split(digits(), 0.3, 4)
     modes = {"true time": ("in_step", "sigma"), "step fraction": ("in_step", "step_fraction")}
     modes |= {"released": ("released", "step_fraction"), "released first": ("released_first", "step_fraction")}
     found: dict[str, dict[str, list[float]]] = {k: {"rate": [], "copy": []} for k in ["unguided", *modes]}
@@ -340,7 +350,7 @@ def released_and_true_time(
 
 
 # Faces --------------------------------------------------------------------------------------------------------------
-FACE_STEPS, PEOPLE_STEPS, ANIMAL_STEPS = 200, 130, 160
+FACE_STEPS, PEOPLE_STEPS, ANIMAL_STEPS = 600, 300, 400
 
 
 @cache
@@ -466,80 +476,3 @@ def animal_control(path: Path, seed: int, n: int = 80) -> dict[str, Any]:
     held = {k: float(np.mean([r[k] for r in real])) for k in real[0]}
     held["rate"] = real[0]["rate"] + real[1]["rate"] - 1.0
     return out | {"held out": held}
-
-
-# Semi-parametric generator -------------------------------------------------------------------------------------------
-#: 8x8 digits in four patches of 16 numbers. One anchor head: its keys are then 64 wide (96 in the authors' model), and the
-#: width bounds how sharp the softmax over normalised queries and keys can become.
-SMALL = SPGConfig(1, 8, 8, 4, 64, 3, 4, 1, 64)
-SPG_STEPS, SPG_RATES = 400, (1e-3, 3e-3)
-
-
-def train_small(kind: str, rate: float, seed: int, steps: int = SPG_STEPS) -> SPG | DiTMean:
-    """One model of either kind on the training digits; sets of 96 random references.
-
-    The DiT has as many blocks as the refiner and a time embedding of 80 in place of 64 numbers, which makes the numbers of
-    parameters equal (within 1 %). One block more, as at the authors' size, would here give it a fifth more.
-    """
-    train, _ = split(digits(), 0.3, 4)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        equal = replace(SMALL, depth=SMALL.depth - 1, time_dim=80)
-        model = SPG.from_sizes(SMALL) if kind == "SPG" else DiTMean.of_equal_budget(equal)
-    config = TrainConfig(steps, 64, 96, rate, ema=0.99, seed=seed)
-    return SPGTrainer(model, train.images, config).train().averaged()  # type: ignore[return-value]
-
-
-@cache
-def trained(kind: str, seed: int, steps: int = SPG_STEPS) -> SPG | DiTMean:
-    """A model at the rate chosen for its kind."""
-    return train_small(kind, CHOSEN["spg"][kind], seed, steps)
-
-
-def spg_samples(model: SPG | DiTMean, noise: Tensor, references: Tensor | None, retrieved_only: bool = False) -> Tensor:
-    """Samples of either model, 20 Euler steps; ``retrieved_only`` leaves gate and refiner out (kNN flow)."""
-    if isinstance(model, DiTMean):
-        return euler_sample(model, noise)
-    assert references is not None
-    with torch.no_grad():
-        bank = model.anchor.cache(references)
-    if retrieved_only:
-        return euler_sample(lambda x, t: model(x, t, bank).retrieved, noise)
-    return euler_sample(lambda x, t: model(x, t, bank).mean, noise)
-
-
-def tuning_score(kind: str, rate: float, seed: int, n: int = 400) -> float:
-    """Frechet distance of one model at one learning rate."""
-    train, _ = split(digits(), 0.3, 4)
-    refs = train.images[_pick(torch.arange(len(train)), 256, seed)]
-    return frechet_distance(train.images, spg_samples(train_small(kind, rate, seed), _noise(n, (1, 8, 8), seed), refs))
-
-
-def spg_quality(seed: int, n: int = 600, steps: int = SPG_STEPS) -> dict[str, Any]:
-    """Distances of both models to the training digits, and what a one-class set does to an SPG."""
-    train, test = split(digits(), 0.3, 4)
-    noise, judge = _noise(n, (1, 8, 8), seed, "spg"), digit_judge()
-    models = {kind: trained(kind, seed, steps) for kind in ("SPG", "DiT")}
-    refs = train.images[_pick(torch.arange(len(train)), 256, seed)]
-    found = {kind: spg_samples(m, noise, refs) for kind, m in models.items()}
-    found["retrieved mean only"] = spg_samples(models["SPG"], noise, refs, retrieved_only=True)
-    found["real held out"] = test.images
-    out: dict[str, Any] = {
-        k: {"frechet": frechet_distance(train.images, x), "kernel": kernel_distance(train.images, x)}
-        for k, x in found.items()
-    }
-    out["parameters"] = {kind: sum(p.numel() for p in m.parameters()) for kind, m in models.items()}
-    swap, mixed, copies, real = [], [], [], []
-    for c in range(10):
-        bank = ReferenceBank.from_latents(test.images[test.where(digit=c)])
-        x = spg_samples(models["SPG"], noise[c * 40 : (c + 1) * 40], bank.latents)
-        swap.append(judge.rate(x, c))
-        mixed.append(judge.rate(found["SPG"], c))
-        copies.append(copy_distance(x, bank))
-        real.append(copy_distance(train.images[train.where(digit=c)], bank))
-    out["swap"] = {"rate": float(np.mean(swap)), "mixed": float(np.mean(mixed)), "copy": float(np.mean(copies))}
-    out["swap"]["real copy"] = float(np.mean(real))
-    gate = models["SPG"].blend
-    with torch.no_grad():
-        out["gate"] = [] if gate is None else gate(torch.tensor([0.1, 0.5, 0.9])).flatten().tolist()
-    return out

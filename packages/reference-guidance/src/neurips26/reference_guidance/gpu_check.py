@@ -17,11 +17,15 @@ from torch import Tensor
 
 from neurips26.reference_guidance.bank import ReferenceBank
 from neurips26.reference_guidance.guidance import ReferenceMeanGuidance
-from neurips26.reference_guidance.spg import SPG, DiTMean, SPGConfig
-from neurips26.reference_guidance.spg_train import SPGTrainer, TrainConfig
 from neurips26.reference_guidance.toys import cats_and_dogs
 
-__all__ = ["STEPS", "Scale", "full_scale", "guidance_overhead", "rehearsal", "spg_parity"]
+__all__ = ["NO_PHOTOGRAPHS", "STEPS", "Scale", "full_scale", "guidance_overhead", "rehearsal", "spg_parity"]
+
+#: What a record says where the photographs are missing.
+NO_PHOTOGRAPHS = (
+    "cifar10_cat_dog.zip is not at hand: both models were trained on random numbers, so steps a second are theirs but the "
+    "losses say nothing about photographs"
+)
 
 #: FLUX.2-klein-4B's transformer as published: 5 double and 20 single blocks, 24 heads of 128, text width 7680.
 KLEIN = {
@@ -42,7 +46,7 @@ class Scale:
         transformer: configuration of the transformer.
         banks: numbers of references.
         repeats: timed repeats, one value each.
-        spg: sizes of the generator.
+        spg: sizes of the generator (arguments of ``SPGConfig``).
         steps, batch, data: of the training; ``data`` images.
     """
 
@@ -53,7 +57,7 @@ class Scale:
     transformer: dict[str, Any]
     banks: tuple[int, ...]
     repeats: int
-    spg: SPGConfig
+    spg: tuple[int, ...]
     steps: int
     batch: int
     data: int
@@ -61,7 +65,7 @@ class Scale:
 
 def full_scale() -> Scale:
     """klein-4B at 768x768 and the authors' SPG (768 wide, 11 blocks) on cats and dogs brought to 48x16x16 numbers."""
-    return Scale("cuda", torch.bfloat16, 2304, 512, KLEIN, (20, 1000), 5, SPGConfig(48, 16, 16), 500, 64, 4000)
+    return Scale("cuda", torch.bfloat16, 2304, 512, KLEIN, (20, 1000), 5, (48, 16, 16), 500, 64, 4000)
 
 
 def rehearsal() -> Scale:
@@ -70,7 +74,7 @@ def rehearsal() -> Scale:
         "in_channels": 16, "num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2,
         "joint_attention_dim": 24, "timestep_guidance_channels": 16, "axes_dims_rope": (4, 4, 4, 4),
     }  # fmt: skip
-    return Scale("cpu", torch.float32, 24, 7, small, (3, 5), 2, SPGConfig(48, 16, 16, 8, 64, 1, 2, 4, 32), 4, 4, 16)
+    return Scale("cpu", torch.float32, 24, 7, small, (3, 5), 2, (48, 16, 16, 8, 64, 1, 2, 4, 32), 4, 4, 16)
 
 
 def _sync(scale: Scale) -> None:
@@ -124,12 +128,18 @@ def _latents(path: Path | None, n: int) -> Tensor:
 
 
 def spg_parity(scale: Scale, path: Path | None, seed: int) -> dict[str, float]:
-    """Mean loss over the last tenth of the training, and steps a second, of SPG and of the DiT in bf16."""
+    """Mean loss over the last tenth of the training, and steps a second, of SPG and of the DiT in bf16.
+
+    Without the photographs (``path`` is ``None``) both train on random numbers: see ``NO_PHOTOGRAPHS``.
+    """
+    from neurips26.reference_guidance.spg import SPG, DiTMean, SPGConfig  # takes seconds to import
+    from neurips26.reference_guidance.spg_train import SPGTrainer, TrainConfig
+
     latents = _latents(path, scale.data)
     found: dict[str, float] = {}
     for kind, build in (("SPG", SPG.from_sizes), ("DiT", DiTMean.of_equal_budget)):
         torch.manual_seed(seed)
-        model = build(scale.spg).to(scale.device)
+        model = build(SPGConfig(*scale.spg)).to(scale.device)
         precision = "bf16" if scale.device == "cuda" else "no"
         config = TrainConfig(scale.steps, scale.batch, 0, 1e-4, ema=0.99, precision=precision, seed=seed)
         trainer = SPGTrainer(model, latents, config)

@@ -22,10 +22,14 @@ from neurips26.reference_guidance.posterior import METRICS, SCOPES, reference_me
 from neurips26.reference_guidance.schedules import SCHEDULES, Schedule, beta, check_window, in_window, step_fraction
 from neurips26.shared.arrays import check_choice, check_int, check_real
 
-__all__ = ["MODES", "TIMES", "ReferenceMeanGuidance", "StepRecord"]
+__all__ = ["MODES", "TIMES", "ExtrapolationWarning", "ReferenceMeanGuidance", "StepRecord"]
 
 TIMES = ("sigma", "step_fraction")
 MODES = ("in_step", "released", "released_first")
+
+
+class ExtrapolationWarning(UserWarning):
+    """Guidance may push samples beyond the reference mean (``beta > 1``)."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,8 @@ class ReferenceMeanGuidance:
 
     Attributes:
         bank: the references, or one bank a sample of the batch.
-        strength: ``lambda``; above 1 extrapolates where the schedule reaches 1.
+        strength: ``lambda``; above 1 the three named schedules reach ``beta > 1``, which extrapolates: allowed, with an
+            :class:`ExtrapolationWarning` and a note in :meth:`settings`.
         schedule: ``"quadratic"`` (lambda (1-t)^2), ``"bell"`` (4 lambda t (1-t)), ``"constant"`` or a function of t.
         window: guidance acts at step fractions inside this closed interval.
         topk: references kept at each step; ``None`` keeps all.
@@ -80,6 +85,7 @@ class ReferenceMeanGuidance:
     mode: str = "in_step"
     chunk: int | None = None
     history: list[StepRecord] = field(default_factory=list, repr=False)
+    _reached: str = field(default="", init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_real(self.strength, "strength")
@@ -99,6 +105,8 @@ class ReferenceMeanGuidance:
         check_choice(self.time, "time", TIMES)
         check_choice(self.scope, "scope", SCOPES)
         check_choice(self.mode, "mode", MODES)
+        if self.note:
+            warnings.warn(self.note, ExtrapolationWarning, stacklevel=3)
 
     @property
     def banks(self) -> list[ReferenceBank]:
@@ -109,7 +117,18 @@ class ReferenceMeanGuidance:
         """The numbers that define a run, for its record."""
         names = ("strength", "window", "topk", "metric", "temperature", "time", "scope", "mode")
         named = self.schedule if isinstance(self.schedule, str) else getattr(self.schedule, "__name__", "callable")
-        return {n: getattr(self, n) for n in names} | {"schedule": named, "references": [len(b) for b in self.banks]}
+        found = {n: getattr(self, n) for n in names} | {"schedule": named, "references": [len(b) for b in self.banks]}
+        return found | ({"note": self.note} if self.note else {})
+
+    @property
+    def note(self) -> str:
+        """What to know about these settings; empty where there is nothing to say."""
+        if isinstance(self.schedule, str) and self.strength > 1:
+            return (
+                f"strength: {self.strength:g} lets beta exceed 1 ({self.schedule} schedule), which extrapolates beyond the "
+                "reference mean"
+            )
+        return self._reached
 
     def mean(self, x: Tensor, t: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Reference mean of a batch with the entropy and largest weight of every sample."""
@@ -129,7 +148,7 @@ class ReferenceMeanGuidance:
         bank.check_latents(x)
         k = None if self.topk is None else min(self.topk, len(bank))
         mu, stats = reference_mean(
-            x, bank.latents, t, temperature=self.temperature, metric=self.metric, topk=k, log_prior=bank.log_prior,
+            x, bank.ready(x.device), t, temperature=self.temperature, metric=self.metric, topk=k, log_prior=bank.log_prior,
             chunk=self.chunk, scope=self.scope, norms=bank.norms,
         )  # fmt: skip
         return mu, stats.entropy.flatten(1).mean(1) if stats.entropy.ndim > 1 else stats.entropy, stats.top1
@@ -138,7 +157,11 @@ class ReferenceMeanGuidance:
         """``beta`` of this step, 0 outside the window."""
         if not in_window(step, steps, self.window):
             return 0.0
-        return beta(self.schedule, self.strength, self.clock(step, steps, sigma))
+        found = beta(self.schedule, self.strength, self.clock(step, steps, sigma))
+        if found > 1 and not self.note:  # a schedule of the user's own: known only when it gets there
+            self._reached = f"schedule: beta reached {found:.3g}, which extrapolates beyond the reference mean"
+            warnings.warn(self._reached, ExtrapolationWarning, stacklevel=2)
+        return found
 
     def clock(self, step: int, steps: int, sigma: float) -> float:
         """The ``t`` that schedule and posterior see."""
@@ -159,18 +182,23 @@ class ReferenceMeanGuidance:
         Returns:
             ``v`` itself (the same object) where guidance does not act, otherwise the corrected velocity in float32.
         """
-        level = float(torch.as_tensor(sigma).float().mean())
+        level = float(sigma.float().mean()) if isinstance(sigma, Tensor) else float(sigma)
         strength = self.active(step, steps, level)
         if strength == 0.0 or level <= 0.0:
             return v
         x, v = x.float(), v.float()
-        noise = torch.as_tensor(sigma, dtype=torch.float32, device=x.device)
-        t = self.clock(step, steps, level)
-        mu_ref, entropy, top1 = self.mean(x, 1.0 - noise if noise.ndim and self.time == "sigma" else t)
-        # per-token schedules may contain clean tokens (sigma 0): they have nothing left to guide
-        shift = torch.where(noise > 0, (mu_ref - (x - noise * v)) / noise.clamp_min(1e-12), torch.zeros_like(x))
+        clock = self.clock(step, steps, level)
+        if isinstance(sigma, Tensor) and sigma.ndim:
+            noise = sigma.to(x.device, torch.float32)
+            mu_ref, entropy, top1 = self.mean(x, 1.0 - noise if self.time == "sigma" else clock)
+            # per-token schedules may contain clean tokens (sigma 0): they have nothing left to guide
+            shift = torch.where(noise > 0, (mu_ref - x) / noise.clamp_min(1e-12) + v, torch.zeros_like(x))
+        else:
+            mu_ref, entropy, top1 = self.mean(x, clock)
+            shift = torch.add(v, mu_ref - x, alpha=1.0 / level)  # (mu_ref - mu_theta) / sigma
         if self.region is not None:
             shift = shift * self.region.to(x.device, x.dtype)
-        norm = float(strength * shift.flatten(1).norm(dim=1).mean())
-        self.history.append(StepRecord(step, level, t, strength, float(entropy.mean()), float(top1.mean()), norm))
-        return v - strength * shift
+        norm = torch.linalg.vector_norm(shift.flatten(1), dim=1)
+        seen = torch.stack([entropy, top1, norm.double()]).mean(1).tolist()  # one wait for the device, not three
+        self.history.append(StepRecord(step, level, clock, strength, seen[0], seen[1], strength * seen[2]))
+        return torch.sub(v, shift, alpha=strength)

@@ -50,8 +50,18 @@ def open_image(source: Any, name: str = "images") -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """RGB with the orientation of the EXIF tag applied; alpha over black; 16 bits scaled, not clipped."""
+    """RGB with the orientation of the EXIF tag applied; alpha over black; 16 bits scaled, floats taken as [0, 1].
+
+    Raises:
+        ImageError: a float image with numbers that are not finite.
+    """
     image = ImageOps.exif_transpose(image)
+    if image.mode == "F":
+        values = np.asarray(image)
+        if not np.isfinite(values).all():
+            where = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
+            raise ImageError(f"expected finite pixels, got {values[where]} at {where}")
+        return Image.fromarray((values.clip(0, 1) * 255).round().astype(np.uint8)).convert("RGB")
     if image.mode.startswith("I;16") or image.mode == "I":
         values = np.asarray(image).astype(np.float64)
         return Image.fromarray((values / 257.0).round().clip(0, 255).astype(np.uint8)).convert("RGB")

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from neurips26.reference_guidance import experiments
 from neurips26.reference_guidance.bank import ReferenceBank
-from neurips26.reference_guidance.guidance import ReferenceMeanGuidance
 from neurips26.reference_guidance.posterior import reference_mean
-from neurips26.reference_guidance.toys import digits, moons, sample_flow, split
+from neurips26.reference_guidance.toys import VectorFlow, digits, moons, sample_flow, split
 from neurips26.shared import plots
 
 __all__ = [
@@ -36,13 +35,17 @@ def tile(images: Tensor) -> np.ndarray:
 
 
 def contact_sheet(path: Path, rows: list[tuple[str, Tensor]], title: str = "") -> None:
-    """One labelled row a setting, one column a noise."""
-    with plots.figure(path, size=(6.4, 0.55 * len(rows) + 0.5)) as axes:
-        picture = tile(torch.stack([r[1] for r in rows]))
-        axes.imshow(picture, interpolation="nearest", aspect="auto")
-        height = picture.shape[0] / len(rows)
-        axes.set_yticks([height * (i + 0.5) for i in range(len(rows))], [r[0] for r in rows])
+    """One labelled row a setting, one column a noise; pixels stay square."""
+    picture = tile(torch.stack([r[1] for r in rows]))
+    height = picture.shape[0] / len(rows)
+    wide, labels = 5.2, 0.3 + 0.07 * max(len(name) for name, _ in rows)  # inches
+    with plots.figure(path, size=(wide + labels, wide * picture.shape[0] / picture.shape[1] + 0.4)) as axes:
+        axes.imshow(picture, interpolation="nearest")
+        axes.set_anchor("NW")  # labels are then where the layout expects them
+        axes.set_yticks([height * (i + 0.5) for i in range(len(rows))], [name for name, _ in rows])
         axes.set_xticks([])
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
         axes.grid(False)
         axes.set_title(title)
 
@@ -54,14 +57,13 @@ def _digit_bank(digit: int, seed: int) -> ReferenceBank:
     )
 
 
-def digit_sheets(sheet: Path, steps_path: Path, flow_seed: int, steps: int) -> None:
+def digit_sheets(sheet: Path, steps_path: Path, flow: VectorFlow, seed: int) -> None:
     """Base, rising strength, nearest reference; and what guidance did at each noise level."""
-    flow = experiments.digit_flow(flow_seed, steps)
-    bank, noise = _digit_bank(3, flow_seed), experiments._noise(16, (1, 8, 8), flow_seed, "sheet")
+    bank, noise = _digit_bank(3, seed), experiments._noise(16, (1, 8, 8), seed, "sheet")
     rows, last = [("unguided", sample_flow(flow, noise))], noise
-    guidance = ReferenceMeanGuidance(bank)
+    guidance = experiments.settings(bank, 0.5)
     for strength in (0.5, 1.0, 2.0, 4.0):
-        guidance = ReferenceMeanGuidance(bank, strength, "quadratic", (0.0, 1.0), experiments.TOPK)
+        guidance = experiments.settings(bank, strength)
         last = sample_flow(flow, noise, guidance)
         rows.append((f"strength {strength:g}", last))
     rows.append(("nearest reference", bank.latents[bank.nearest(last)[0]]))
@@ -85,14 +87,13 @@ def strength_curve(path: Path, rows: dict[int, Any], what: str) -> None:
         axes.set(xlabel="distance to the nearest reference (0 is a copy)", ylabel=what)
 
 
-def composition_strip(path: Path, flow_seed: int, steps: int) -> None:
+def composition_strip(path: Path, flow: VectorFlow, seed: int) -> None:
     """Samples as the share of ones in the set grows."""
-    flow = experiments.digit_flow(flow_seed, steps)
-    zero, one = _digit_bank(0, flow_seed), _digit_bank(1, flow_seed)
-    noise = experiments._noise(16, (1, 8, 8), flow_seed, "strip")
+    zero, one = _digit_bank(0, seed), _digit_bank(1, seed)
+    noise = experiments._noise(16, (1, 8, 8), seed, "strip")
     rows = []
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        g = ReferenceMeanGuidance(zero.mix(one, share), 2.0, "quadratic", (0.0, 1.0), experiments.TOPK, "sum")
+        g = experiments.settings(zero.mix(one, share), 2.0, metric="sum")
         rows.append((f"{share:.0%} ones", sample_flow(flow, noise, g)))
     contact_sheet(path, rows, "one set of noises, five compositions of the set")
 
@@ -123,8 +124,7 @@ def face_sheet(path: Path, data: Path, seed: int) -> None:
             pool.images[experiments._pick(pool.where(**{name: target}), experiments.BANK, seed, name)]
         )
         for strength in (1.0, 2.0):
-            g = ReferenceMeanGuidance(bank, strength, "quadratic", (0.0, 1.0), experiments.TOPK)
-            x = sample_flow(flow, noise, g)
+            x = sample_flow(flow, noise, experiments.settings(bank, strength))
             rows.append((f"{label}, strength {strength:g}", x))
         rows.append((f"{label}, nearest", bank.latents[bank.nearest(x)[0]]))
     contact_sheet(path, rows, "one set of noises, three sets of twenty references")
@@ -140,18 +140,20 @@ def animal_sheet(path: Path, data: Path, seed: int) -> None:
         pool = test.where(species=species)
         bank = ReferenceBank.from_latents(test.images[experiments._pick(pool, experiments.BANK, seed, species)])
         for strength in (1.0, 2.0, 4.0):
-            g = ReferenceMeanGuidance(bank, strength, "quadratic", (0.0, 1.0), experiments.TOPK)
-            rows.append((f"{name}s, strength {strength:g}", sample_flow(flow, noise, g)))
+            x = sample_flow(flow, noise, experiments.settings(bank, strength))
+            rows.append((f"{name}s, strength {strength:g}", x))
         rows.append((f"{name}s, nearest", bank.latents[bank.nearest(rows[-1][1])[0]]))
     contact_sheet(path, rows, "one set of noises, a set of twenty cats and one of twenty dogs")
 
 
-def spg_sheet(path: Path, seed: int, steps: int = experiments.SPG_STEPS) -> None:
-    """One set of noises under two sets."""
-    model = experiments.trained("SPG", seed, steps)
+def spg_sheet(path: Path, seed: int) -> None:
+    """One set of noises under three sets."""
+    from neurips26.reference_guidance import spg_experiments  # its imports take seconds
+
+    model = spg_experiments.trained("SPG", seed)
     _, test = split(digits(), 0.3, 4)
     noise = experiments._noise(16, (1, 8, 8), seed, "sheet")
     rows = [
-        (f"set of {c}s", experiments.spg_samples(model, noise, test.images[test.where(digit=c)])) for c in (0, 3, 8)
+        (f"set of {c}s", spg_experiments.spg_samples(model, noise, test.images[test.where(digit=c)])) for c in (0, 3, 8)
     ]
     contact_sheet(path, rows, "one generator, one set of noises, three sets")

@@ -35,6 +35,9 @@ BANDWIDTH_FLOOR = 1e-8
 METRICS = ("sum", "mean")
 SCOPES = ("global", "patch")
 
+#: A number, or a tensor of them where samples or tokens differ.
+Number = float | Tensor
+
 #: Elements of the bank that are turned to float64 at a time when no chunk is given (256 MiB).
 _BLOCK = 1 << 25
 
@@ -123,20 +126,19 @@ def reference_mean(
 
     flat = x.flatten(1).double()
     tau = float(temperature) * (flat.shape[1] if metric == "mean" else 1)
-    query, square = a * flat / (s.square() * tau), a.square() / (2 * s.square() * tau)
+    query, square = flat * (a / (s * s * tau)), a * a / (2 * s * s * tau)
     rows = chunk or max(1, _BLOCK // flat.shape[1])
-    per_sample = square.shape[1] == 1
+    per_sample = isinstance(square, float) or square.shape[1] == 1
     if per_sample and norms is None:
         norms = squared_norms(refs, rows)
     logits, running = [], None
     for start in range(0, m, rows):
         block = refs[start : start + rows].flatten(1).to(device).double()
-        l = query @ block.mT
         if per_sample:
             assert norms is not None
-            l = l - square * norms[start : start + rows].to(device).double()
+            l = query @ block.mT - square * norms[start : start + rows].to(device).double()
         else:
-            l = l - square @ block.square().mT
+            l = query @ block.mT - square @ block.square().mT
         if prior is not None:
             l = l + prior[start : start + rows]
         if allowed is not None:
@@ -144,7 +146,7 @@ def reference_mean(
         logits.append(l)
         if k is None:
             running = _accumulate(running, l, block)
-    full = torch.cat(logits, 1)
+    full = torch.cat(logits, 1) if len(logits) > 1 else logits[0]
     indices = None
     if k is None:
         assert running is not None
@@ -152,7 +154,7 @@ def reference_mean(
     else:
         best, indices = full.topk(k, dim=1)
         chosen = refs[indices.to(refs.device).flatten()].flatten(1).to(device).double()
-        mu = torch.einsum("bk,bkd->bd", best.softmax(1), chosen.reshape(*indices.shape, -1))
+        mu = (best.softmax(1)[:, None] @ chosen.reshape(*indices.shape, -1))[:, 0]
     return mu.to(x.dtype).reshape(x.shape), _stats(full, indices)
 
 
@@ -173,18 +175,19 @@ def _accumulate(
 
 
 def _per_patch(
-    x: Tensor, refs: Tensor, a: Tensor, s: Tensor, temperature: float, metric: str, k: int | None,
+    x: Tensor, refs: Tensor, a: Number, s: Number, temperature: float, metric: str, k: int | None,
     prior: Tensor | None, allowed: Tensor | None,
 ) -> tuple[Tensor, PosteriorStats]:  # fmt: skip
     """One softmax a token; ``tau`` scales with the number of channels of a token, not with the image."""
     tokens, bank = _tokens(x).double(), _tokens(refs.to(x.device)).double()
-    if a.shape[1] > 1:  # one time an element: taken per token
-        a, s = (_tokens(v.reshape(x.shape))[..., :1].double() for v in (a, s))
-    else:
-        a, s = a[..., None], s[..., None]
+    if isinstance(a, Tensor) and isinstance(s, Tensor):
+        if a.shape[1] > 1:  # one time an element: taken per token
+            a, s = (_tokens(v.reshape(x.shape))[..., :1].double() for v in (a, s))
+        else:
+            a, s = a[..., None], s[..., None]
     tau = temperature * (tokens.shape[2] if metric == "mean" else 1)
-    full = torch.einsum("btc,mtc->btm", a * tokens / (s.square() * tau), bank)
-    full = full - a.square() / (2 * s.square() * tau) * bank.square().sum(2).mT
+    full = torch.einsum("btc,mtc->btm", tokens * (a / (s * s * tau)), bank)
+    full = full - a * a / (2 * s * s * tau) * bank.square().sum(2).mT
     if prior is not None:
         full = full + prior
     if allowed is not None:
@@ -207,21 +210,23 @@ def _untokens(tokens: Tensor, like: Tensor) -> Tensor:
 
 
 def _stats(logits: Tensor, indices: Tensor | None) -> PosteriorStats:
-    log_w = logits.log_softmax(-1)
-    w = log_w.exp()
-    entropy = -torch.where(w > 0, w * log_w, torch.zeros_like(w)).sum(-1)
-    return PosteriorStats(entropy, w.amax(-1), indices, logits)
+    w = logits.softmax(-1)
+    return PosteriorStats(torch.special.entr(w).sum(-1), w.amax(-1), indices, logits)
 
 
-def _coefficients(t: float | int | Tensor, x: Tensor, bridge: LinearBridge | VPBridge) -> tuple[Tensor, Tensor]:
-    """``a_t`` and ``s_t`` as (b, 1) or (b, D) float64, with the clip and the floor of the authors."""
-    t = torch.as_tensor(t, dtype=torch.float64, device=x.device)
+def _coefficients(t: float | int | Tensor, x: Tensor, bridge: LinearBridge | VPBridge) -> tuple[Number, Number]:
+    """``a_t`` and ``s_t`` with the clip and the floor of the authors: two numbers, or (b, 1) or (b, D) in float64."""
+    if not isinstance(t, Tensor) or t.ndim == 0:
+        one = float(t)
+        if not 0.0 <= one <= 1.0:  # also refuses nan
+            raise ValueError(f"t: expected times in [0, 1], got {one}")
+        a, s = bridge.numbers(min(max(one, TIME_CLIP), 1 - TIME_CLIP))
+        return a, math.sqrt(s * s + BANDWIDTH_FLOOR)
+    t = t.to(x.device, torch.float64)
     if not torch.isfinite(t).all() or (t < 0).any() or (t > 1).any():
         raise ValueError(f"t: expected times in [0, 1], got {t.flatten()[:4].tolist()}")
     t = t.clamp(TIME_CLIP, 1 - TIME_CLIP)
-    if t.ndim == 0:
-        t = t.expand(x.shape[0], 1)
-    elif t.ndim == 1 and t.shape[0] == x.shape[0]:
+    if t.ndim == 1 and t.shape[0] == x.shape[0]:
         t = t[:, None]
     else:
         try:
@@ -270,8 +275,10 @@ def _check(x: Tensor, refs: Tensor, temperature: float | int, metric: str, topk:
 
 
 def _finite(x: Tensor, name: str) -> Tensor:
-    ok = torch.isfinite(x)
-    if not ok.all():
+    if not math.isfinite(float(x.sum())):  # one pass; a sum may also overflow
+        ok = torch.isfinite(x)
+        if ok.all():
+            return x
         index = tuple(int(i) for i in (~ok).nonzero()[0])
         raise ValueError(f"{name}: expected finite numbers, got {float(x[index])} at index {index}")
     return x

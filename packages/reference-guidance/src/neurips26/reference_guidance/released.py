@@ -14,7 +14,7 @@ import torch
 from diffusers.callbacks import PipelineCallback
 from torch import Tensor
 
-from neurips26.reference_guidance.schedules import beta, in_window, step_fraction
+from neurips26.reference_guidance.schedules import in_window, step_fraction
 
 if TYPE_CHECKING:
     from neurips26.reference_guidance.guidance import ReferenceMeanGuidance
@@ -39,7 +39,7 @@ class ReleasedCorrection:
             return latents
         t = step_fraction(step, steps)
         dt = (1.0 if step + 1 >= steps else step_fraction(step + 1, steps)) - t
-        strength = beta(g.schedule, g.strength, t)
+        strength = g.active(step, steps, 1.0 - t)
         x = latents.float()
         mu, entropy, top1 = g.mean(x, t)
         clock = min(max(t, 1e-4), 1 - 1e-4)

@@ -40,7 +40,7 @@ class ReferenceGuidanceMixin:
         """A guided copy of a scheduler, with its configuration and its run-time state (shift, timesteps)."""
         if getattr(scheduler.config, "invert_sigmas", False):
             raise UnsupportedSchedulerError("scheduler: invert_sigmas runs the noise level backwards; not supported")
-        guided = cls.from_config(scheduler.config)  # type: ignore[attr-defined]
+        guided = cls.__new__(cls)  # configuration and run-time state both live in the instance
         vars(guided).update({k: v for k, v in vars(scheduler).items() if k not in ("guidance", "_released")})
         guided.guidance = guidance
         return guided
@@ -50,13 +50,13 @@ class ReferenceGuidanceMixin:
         base: Any = super()
         if self.guidance is None:
             return base.step(model_output, timestep, sample, *args, **kwargs)
-        for bank in self.guidance.banks:
-            bank.check_latents(sample)
         if self.step_index is None:  # type: ignore[attr-defined]
             # first step of a run. (set_timesteps stays untouched: pipelines read its signature.)
             self._init_step_index(timestep)  # type: ignore[attr-defined]
             self.guidance.history.clear()
             self._released = None
+            for bank in self.guidance.banks:
+                bank.check_latents(sample)
         index, steps = int(self.step_index), len(self.timesteps)  # type: ignore[attr-defined]
         if self.guidance.mode != "in_step":
             return self._step_released(base, index, steps, model_output, timestep, sample, *args, **kwargs)
@@ -65,6 +65,8 @@ class ReferenceGuidanceMixin:
             return base.step(model_output, timestep, sample, *args, **kwargs)
         # the solver works in float32 and hands back the dtype of the velocity: keep the pipeline's own
         out = base.step(guided, timestep, sample, *args, **kwargs)
+        if guided.dtype == model_output.dtype:
+            return out
         return _with_sample(out, _sample(out).to(model_output.dtype))
 
     def _noise_level(self, index: int, sample: Tensor, kwargs: dict[str, Any]) -> float | Tensor:

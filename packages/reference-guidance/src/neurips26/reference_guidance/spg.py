@@ -10,10 +10,8 @@ without a set. Time ``t`` runs from noise to data.
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,13 +27,11 @@ from diffusers.models.modeling_utils import ModelMixin
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from neurips26.reference_guidance.bridge import T_EPS, euler_sample
 from neurips26.reference_guidance.errors import BankMismatchError, EmptyBankError
 from neurips26.shared.arrays import check_choice
 
-__all__ = ["AnchorCache", "DiTMean", "MeanAnchor", "SPG", "SPGConfig", "SPGOutput", "euler_sample"]
-
-#: Sampling and training stay this far from both ends of time (the authors' value).
-T_EPS = 1e-3
+__all__ = ["T_EPS", "AnchorCache", "DiTMean", "MeanAnchor", "SPG", "SPGConfig", "SPGOutput", "euler_sample"]
 
 
 @dataclass(frozen=True)
@@ -398,14 +394,3 @@ class DiTMean(ModelMixin, ConfigMixin):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """Endpoint mean of noisy latents ``x`` at times ``t``."""
         return self.body(x, self.time(t))
-
-
-@torch.no_grad()
-def euler_sample(mean: Any, noise: Tensor, steps: int = 20) -> Tensor:
-    """Uniform Euler steps on [1e-3, 1 - 1e-3] of the flow whose endpoint mean is ``mean(x, t)`` with t of shape (b,)."""
-    times = torch.linspace(T_EPS, 1 - T_EPS, steps + 1, dtype=torch.float64).tolist()
-    x = noise
-    for t, after in itertools.pairwise(times):
-        mu = mean(x, torch.full((x.shape[0],), t, device=x.device, dtype=x.dtype))
-        x = x + (after - t) / (1 - t) * (mu - x)
-    return x

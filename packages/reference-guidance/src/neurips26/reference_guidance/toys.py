@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.models.embeddings import get_timestep_embedding
-from diffusers.training_utils import EMAModel
 from PIL import Image
 from sklearn.datasets import load_digits, make_moons
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from neurips26.reference_guidance.guidance import ReferenceMeanGuidance
 from neurips26.reference_guidance.schedulers import guided_scheduler
@@ -128,10 +128,16 @@ def faces(grey: Split) -> Split:
     return Split(images.flatten(0, 3) * 2 - 1, labels)
 
 
-class VectorFlow(nn.Module):
-    """A residual network over flattened images that predicts diffusers' ``v = noise - data``.
+#: The flow is trained at noise levels from this one up; the last of 20 uniform steps is taken at it.
+LOWEST_SIGMA = 0.05
 
-    ``prompt`` 0 is "no prompt"; other values stand for a label in words.
+
+class VectorFlow(nn.Module):
+    """A residual network over flattened images that predicts the endpoint mean ``mu``, handed out as ``v = (x - mu) / sigma``.
+
+    To predict diffusers' ``v = noise - data`` itself, a network would have to carry all the noise of its input through its
+    width; where that is smaller than the image, noise stays in the samples. ``prompt`` 0 is "no prompt"; other values
+    stand for a label in words.
     """
 
     def __init__(self, shape: tuple[int, ...], width: int = 512, depth: int = 3, prompts: int = 1) -> None:
@@ -147,14 +153,24 @@ class VectorFlow(nn.Module):
         )
         nn.init.zeros_(self.outside.weight)
 
-    def forward(self, x: Tensor, t: Tensor, prompt: Tensor | None = None) -> Tensor:
-        """``v`` at samples ``x`` and times ``t`` from noise (0) to data (1)."""
+    def mean(self, x: Tensor, t: Tensor, prompt: Tensor | None = None) -> Tensor:
+        """Endpoint mean at samples ``x`` and times ``t`` from noise (0) to data (1)."""
         prompt = torch.zeros(len(x), dtype=torch.long) if prompt is None else prompt
         c = self.time(get_timestep_embedding(t * 100, 64)) + self.prompt(prompt)
         h = self.inside(x.flatten(1))
         for block in self.blocks:
             h = h + block(h + c)
         return self.outside(h).reshape(x.shape)
+
+    def forward(self, x: Tensor, t: Tensor, prompt: Tensor | None = None) -> Tensor:
+        """``v`` at samples ``x`` and times ``t``."""
+        sigma = (1 - t).clamp_min(LOWEST_SIGMA).reshape(-1, *[1] * (x.ndim - 1))
+        return (x - self.mean(x, t, prompt)) / sigma
+
+
+def _warmed_up(average: Tensor, new: Tensor, count: Tensor | int) -> Tensor:
+    """An exponential average (decay 0.995) that follows closely at first."""
+    return torch.lerp(average, new, max(0.005, (1 + int(count)) ** -0.75))
 
 
 def train_flow(
@@ -176,28 +192,28 @@ def train_flow(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = VectorFlow(tuple(images.shape[1:]), width, prompts=1 if prompts is None else int(prompts.max()) + 1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=1e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=1e-4, fused=True)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
-    ema = EMAModel(model.parameters(), decay=0.995, use_ema_warmup=True, power=0.75)
+    ema = AveragedModel(model, avg_fn=_warmed_up)
     for step in range(steps):
         index = torch.randint(len(images), (batch,), generator=g)
         x1, x0 = images[index], torch.randn(batch, *images.shape[1:], generator=g)
-        t = torch.rand(batch, generator=g)
+        t = (1 - LOWEST_SIGMA) * torch.rand(batch, generator=g)
         w = t.reshape(-1, *[1] * (x1.ndim - 1))
         said = None
         if prompts is not None:
             column = torch.randint(prompts.shape[1], (batch,), generator=g)
             said = prompts[index, column] * (torch.rand(batch, generator=g) < 0.5)
-        loss = (model((1 - w) * x0 + w * x1, t, said) - (x0 - x1)).square().mean()
+        # the loss in v, its weight 1 / sigma^2 capped: early steps, in which attributes are chosen, count as well
+        loss = ((model.mean((1 - w) * x0 + w * x1, t, said) - x1) / (1 - w).clamp_min(0.3)).square().mean()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
         rate.step()
-        ema.step(model.parameters())
+        ema.update_parameters(model)
         if report is not None:
             report(step + 1)
-    ema.copy_to(model.parameters())
-    return model.eval().requires_grad_(False)
+    return ema.module.eval().requires_grad_(False)
 
 
 @torch.no_grad()
