@@ -1,14 +1,19 @@
-"""Fill the results tables of the README from the committed record: ``python benchmarks/readme_table.py``."""
+"""Fill the results tables of the README from the committed record and from ``uncapped.json`` (made by ``uncapped.py``):
+``python benchmarks/readme_table.py``.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import re
+import statistics
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 README = HERE.parent / "README.md"
 RECORD = HERE.parents[2] / "results" / "filterbank-tsf" / "cpu.json"
+UNCAPPED = HERE / "uncapped.json"
 LABELS = {
     "chosen": "**low rank, chosen rule (ours)**",
     "rrr-val": "reduced rank, smallest validation error",
@@ -71,7 +76,37 @@ def render(record: dict) -> str:
         own = [c for c in cells if c.startswith(name)]
         lines += ["", *table(found, own, name, [c.partition(" ")[2] for c in own])]
     lines += ["", "¹ trained here by the recipe in `experiments.py` (see Limits): every training window, one seed."]
-    return "\n".join(lines)
+    lines += ["", f"Ours / peer, geometric mean over the eight cells: {one_by_one(record)}."]
+    return "\n".join([*lines, *longer(found, json.loads(UNCAPPED.read_text("utf-8")))])
+
+
+def one_by_one(record: dict) -> str:
+    """Ours against each trained peer, strongest last."""
+    row = next(r for r in record["claims"] if r["id"] == "peers")
+    ours = row["ours"]["values"]
+    means = {
+        LABELS[name].removesuffix(" ¹"): math.exp(statistics.fmean(math.log(a / b) for a, b in zip(ours, peer["values"])))
+        for name, peer in row["baselines"].items() if name in LABELS
+    }  # fmt: skip
+    return ", ".join(f"{name} {mean:.3f}" for name, mean in sorted(means.items(), key=lambda m: m[1]))
+
+
+def longer(found: dict[tuple[str, str], dict[str, float]], rows: list[dict]) -> list[str]:
+    """Peers by the record's recipe and with the passes of their papers, in the cells where both are known."""
+    runs = {(r["factors"]["peer"], f"{r['factors']['data']} H={r['factors']['horizon']}"): r for r in rows}
+    cells = sorted({c for _, c in runs}, key=lambda c: (c.partition("=")[0], int(c.partition("=")[2])))
+    lines = ["", "Test MSE by the record's recipe → by the paper's rate, schedule and passes (passes made / allowed), from "
+             "`benchmarks/uncapped.py`:", ""]  # fmt: skip
+    lines += ["| | " + " | ".join(c.replace("ETT", "").replace(" H=", "-") for c in cells) + " |"]
+    lines += ["|" + "---|" * (len(cells) + 1)]
+    for peer in dict.fromkeys(p for p, _ in runs):
+        entries = []
+        for c in cells:
+            run = runs.get((peer, c))
+            entries.append("–" if run is None else f"{found[peer, c]['mse']:.4f} → {run['value']['mse']:.4f} "
+                           f"({run['value']['passes']} / {run['factors']['passes']})")  # fmt: skip
+        lines.append("| " + " | ".join([LABELS[peer].removesuffix(" ¹"), *entries]) + " |")
+    return lines
 
 
 def fill(readme: str, record: dict) -> str:

@@ -1,6 +1,7 @@
 """The command line: a CSV in, a forecast and a picture out, one line for input that cannot be used."""
 
 import json
+import pickle
 
 import numpy as np
 import pandas as pd
@@ -97,3 +98,35 @@ def test_a_saved_forecaster_knows_its_horizon(csv, tmp_path, capsys):
     assert main(["predict", str(csv), "--forecaster", str(saved), "--horizon", "30"]) == 2
     assert "horizon=30 is longer than the fitted horizon=24" in capsys.readouterr().err
     assert len(pd.read_csv(out)) == 24  # nothing was overwritten
+
+
+def test_one_line_for_bad_arguments(csv, tmp_path, capsys, monkeypatch):
+    saved, sizes = tmp_path / "m.pkl", ["--horizon", "24", "--lookback", "48"]
+    assert main(["fit", str(csv), *sizes, "--out", str(saved)]) == 0
+    damaged, other = tmp_path / "damaged.pkl", tmp_path / "other.pkl"
+    damaged.write_bytes(saved.read_bytes()[:-40])
+    other.write_bytes(pickle.dumps({"a": 1}))
+    swapped = tmp_path / "swapped.csv"
+    pd.read_csv(csv)[["Zeit", "Öl", "Last"]].to_csv(swapped, index=False)
+    nowhere = str(tmp_path / "none" / "f")
+    capsys.readouterr()
+    for arguments, message in (
+        (["predict", str(csv), "--forecaster", str(damaged)], "damaged.pkl was not saved by fit, or is damaged"),
+        (["predict", str(csv), "--forecaster", str(other)], "other.pkl was not saved by fit, or is damaged"),
+        (["predict", str(swapped), "--forecaster", str(saved)], "['Öl', 'Last'] are not those that"),
+        (["predict", str(csv), "--forecaster", str(saved), "--out", nowhere], "none"),
+        (["fit", str(csv), *sizes, "--out", nowhere], "none"),
+        (["fit", str(csv), *sizes, "--model", "arima"], "model must be one of rrr, bank, auto, got 'arima'"),
+        (["fit", str(csv), "--horizon", "0"], "horizon must be a positive integer, got 0"),
+        (["rank-report", str(csv), "--lookback", "300"], "rows, but one window needs lookback + horizon = 300 + 96"),
+        (["benchmark", "--datasets", "co2", "--models", "ridge,patchtst"], "models must be among chosen, rrr-val"),
+        (["benchmark", "--datasets", "co2", "--horizons", "13,week"], "horizons must be positive integers"),
+        (["benchmark", "--datasets", "M4"], "name must be one of ETTh1"),
+        (["benchmark", "--datasets", "weather"], "weather.csv: pass data_dir"),
+    ):
+        assert main(arguments) == 2, arguments
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and message in error and error.count("\n") == 1, error
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["export", str(csv), *sizes]) == 2
+    assert "neurips26-filterbank-tsf[onnx]" in capsys.readouterr().err

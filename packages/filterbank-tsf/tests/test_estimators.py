@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
+from sklearn.utils import estimator_checks
 
 from neurips26.filterbank_tsf.estimators import (
     AutoFilterBank,
@@ -50,6 +51,15 @@ def test_forecasts_a_noisy_cycle_and_behaves_like_an_estimator(model, z):
     assert clone(model).get_params() == clone(clone(model)).get_params()
     assert clone(model).set_params(lookback=50).lookback == 50
     assert model.predict(z[:500], horizon=5).shape == (5, 2)
+
+
+@pytest.mark.bad_input  # sklearn sets every parameter to -1 and to an object: only fit may complain
+@pytest.mark.parametrize("model", [ALL[i] for i in (0, 1, 4, 5)], ids=lambda m: type(m).__name__)
+def test_the_estimator_checks_of_sklearn_that_concern_forecasters(model):
+    """Those about parameters; the others feed a matrix of samples and labels, which no forecaster takes."""
+    for check in ("parameters_default_constructible", "get_params_invariance", "set_params", "no_attributes_set_in_init",
+                  "estimator_repr", "estimator_cloneable", "do_not_raise_errors_in_init_or_set_params"):  # fmt: skip
+        getattr(estimator_checks, f"check_{check}")(type(model).__name__, clone(model))
 
 
 def test_fit_is_the_closed_form(z):

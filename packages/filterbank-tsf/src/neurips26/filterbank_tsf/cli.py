@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import logging
 import pickle
 import sys
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ import pandas as pd
 import tyro
 
 Positional = tyro.conf.Positional
+# Rows of the benchmark by the names that ``fit --model`` uses.
+SHORT = {"rrr": "rrr-val", "filterbank": "bank"}
 
 
 @dataclass
@@ -180,11 +184,16 @@ class Benchmark:
 
         from .peers import PEERS, make_peer
         from .protocol import load_ltsf
-        from .tables import closed_form_table
+        from .tables import CLOSED_FORM_ROWS, closed_form_table
         from .training import TrainConfig, Windows, score, train
 
-        wanted = self.models.split(",")
+        wanted = [SHORT.get(m, m) for m in self.models.split(",")]
         closed = tuple(m for m in wanted if m not in PEERS)
+        unknown = sorted(set(closed) - set(CLOSED_FORM_ROWS))
+        if unknown:
+            raise ValueError(f"models must be among {', '.join((*CLOSED_FORM_ROWS, *PEERS))}, got {', '.join(unknown)}")
+        if not all(h.strip().isdecimal() and int(h) > 0 for h in self.horizons.split(",") if self.horizons):
+            raise ValueError(f"horizons must be positive integers with commas between them, got {self.horizons!r}")
         rows = []
         for name in self.datasets.split(","):
             data = load_ltsf(name, self.data_dir)
@@ -229,7 +238,10 @@ class Export:
         """Fit and export."""
         from .export import to_onnx
 
+        if importlib.util.find_spec("onnxscript") is None:
+            raise ValueError("export needs the extra 'onnx': pip install 'neurips26-filterbank-tsf[onnx]'")
         model = make_model("bank", self.lookback, self.horizon).fit(read_csv(self.data))
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of operators of libraries that are not there
         path = to_onnx(model.bank_, self.onnx)
         return {"written": str(path), "macs": model.macs_, "mean": model.mean_.tolist(), "std": model.std_.tolist()}
 
@@ -304,7 +316,16 @@ def forecast_frame(frame: pd.DataFrame, forecaster: Path | None, lookback: int, 
         return make_model("rrr", lookback, 96 if horizon is None else horizon).fit(frame).predict(frame)
     if not forecaster.is_file():
         raise ValueError(f"forecaster: {forecaster} does not exist")
-    model = pickle.loads(forecaster.read_bytes())
+    try:
+        model = pickle.loads(forecaster.read_bytes())
+        fitted = [str(c) for c in model.feature_names_in_]
+    except Exception as error:  # a damaged pickle may raise anything
+        raise ValueError(f"forecaster: {forecaster} was not saved by fit, or is damaged ({error})") from error
+    got = [str(c) for c in frame.columns]
+    if len(got) == len(fitted) and got != fitted:
+        raise ValueError(
+            f"data: the columns {got} are not those that {forecaster} was fitted on, {fitted}, in this order"
+        )
     return model.predict(frame, horizon=horizon)
 
 
@@ -313,7 +334,7 @@ def main(argv: list[str]) -> int:
     verb = tyro.cli(Verb, args=argv, prog="neurips26 filterbank-tsf")  # type: ignore[arg-type]
     try:
         result = verb.run()
-    except (ValueError, TypeError, FileNotFoundError) as error:
+    except (ValueError, TypeError, OSError) as error:  # OSError: a folder that is not there, no right to write
         print(f"error: {error}", file=sys.stderr)
         return 2
     if verb.json:
