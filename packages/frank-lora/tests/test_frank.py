@@ -266,6 +266,37 @@ def test_the_command_line_prints_bytes_rates_and_settings(capsys):
     assert main(["lr-sweep", "--rates", "0.1"]) == 0 and "0.1" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "command, match",
+    [
+        ("bytes --ranks 4 -1", "ranks: expected an integer >= 1"),
+        ("snr --n 0", "n: expected an integer >= 1"),
+        ("compare --methods flor", "did you mean 'flora'"),
+        ("compare --seeds 0", "seeds: expected an integer >= 1"),
+        ("lr-sweep --rates -0.1", "rates: expected"),
+        ("run nowhere.toml", "config: expected a TOML file, got 'nowhere.toml'"),
+    ],
+)
+def test_bad_arguments_of_the_command_line_are_named(command, match):
+    from neurips26.frank_lora.cli import main
+
+    with pytest.raises(ValueError, match=match):
+        main(command.split())
+
+
+def test_a_run_tells_of_every_round(tmp_path, capsys):
+    from neurips26.frank_lora.cli import main
+
+    path = tmp_path / "x.toml"
+    path.write_text(
+        'task-options = \'{"n": 8, "num_clients": 2}\'\nranks = "[2, 2]"\nfaults = \'[[2, 1, "timeout"]]\'\n'
+    )
+    assert main(["run", str(path), "--set", "rounds", "2", "local-steps", "1"]) == 0
+    told = capsys.readouterr()
+    assert "round 1 of 2: training loss" in told.err and "1 clients failed" in told.err.splitlines()[1]
+    assert "megabytes up" in told.out
+
+
 def test_resume_ends_in_the_same_bits(tmp_path):
     whole = run_federated(BASE)
     run_federated(BASE.replace(rounds=2), out_dir=tmp_path)

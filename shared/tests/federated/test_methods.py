@@ -1,6 +1,8 @@
 # ruff: noqa: E402  the imports come after the checks for optional packages
 """The baselines against values computed by hand: two clients, 2 x 2, rank one, weights 1/4 and 3/4."""
 
+from unittest import mock
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,6 +11,7 @@ pytest.importorskip("peft")
 
 from neurips26.shared.federated import (
     AdapterState,
+    Client,
     ClientUpdate,
     FedConfig,
     LoraFactors,
@@ -49,6 +52,22 @@ def test_fedit_multiplies_the_means():
     method = begun("fedit")
     method.aggregate(1, updates(method))
     torch.testing.assert_close(product(method), torch.tensor([[0.0625, 0.1875], [0.1875, 0.5625]]))
+
+
+def test_fedprox_pulls_towards_what_was_received():
+    start = {"A/w": A[0], "B/w": torch.zeros(2, 1)}
+    parameters = {"A/w": A[1].clone().requires_grad_(), "B/w": B[0].clone().requires_grad_()}
+    client = mock.Mock(spec=Client, parameters=parameters, start=start)
+    loss = begun("fedprox", mu=0.5).extra_loss(client)
+    assert float(loss.detach()) == pytest.approx(0.5 / 2 * (2 + 1))  # |A - A'|^2 = 2, |B - B'|^2 = 1
+    loss.backward()
+    assert parameters["A/w"].grad.tolist() == [[-0.5, 0.5]] and parameters["B/w"].grad.tolist() == [[0.5], [0.0]]
+    config = FedConfig(task_options={"n": 8, "num_clients": 2}, ranks=(2, 2), rounds=2, lr=0.1, optimizer="sgd")
+    plain, none, strong = (
+        run_federated(config.replace(method=name, method_options=options)).final["delta/layer"]
+        for name, options in (("fedit", {}), ("fedprox", {"mu": 0.0}), ("fedprox", {"mu": 5.0}))
+    )
+    assert torch.equal(plain, none) and strong.norm() < 0.9 * plain.norm()
 
 
 def test_zeropad_is_fedit_at_equal_ranks_and_shrinks_what_one_client_owns():

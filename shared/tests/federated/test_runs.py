@@ -65,6 +65,24 @@ def test_equal_settings_end_in_equal_bits_and_equal_bytes(config):
     assert not same(one, run_federated(config.replace(seed=1)))
 
 
+def test_server_and_clients_work_on_as_many_threads_as_the_settings_say():
+    before, seen = torch.get_num_threads(), []
+
+    class Watch(METHODS["fedit"]):
+        def reply(self, c):
+            seen.append(torch.get_num_threads())
+            return super().reply(c)
+
+    try:
+        for threads in (2, 1):
+            with patched_method("fedit", Watch):
+                run_federated(BASE.replace(rounds=1, threads=threads), callbacks=[lambda *_: seen.append(0)])
+            assert seen == [threads] * 4 + [0] and torch.get_num_threads() == threads
+            seen.clear()
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_order_of_replies_does_not_matter(monkeypatch):
     one = run_federated(BASE)
     plain = InProcessGrid.send_and_receive

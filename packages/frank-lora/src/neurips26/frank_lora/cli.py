@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,9 +31,16 @@ class Run:
     def __call__(self) -> int:
         from neurips26.shared.federated import FedConfig, run_federated
 
-        settings: dict[str, Any] = tomllib.loads(self.config.read_text("utf-8"))
-        result = run_federated(FedConfig.from_run_config(settings | self.set), self.backend, self.out, self.resume)
-        _print(result)
+        try:
+            settings: dict[str, Any] = tomllib.loads(self.config.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ValueError(f"config: expected a TOML file, got {str(self.config)!r} ({error})") from error
+        config = FedConfig.from_run_config(settings | self.set)
+        # The simulation's server runs elsewhere and tells of its rounds itself.
+        watch = (
+            [] if self.backend == "ray" else [lambda t, strategy: _round(t, config.rounds, strategy.result.rounds[-1])]
+        )
+        _print(run_federated(config, self.backend, self.out, self.resume, watch))
         return 0
 
 
@@ -47,11 +55,14 @@ class Compare:
 
     def __call__(self) -> int:
         from neurips26.frank_lora.experiments import VARIANTS, chosen, rates, run
-        from neurips26.shared.arrays import check_choice
+        from neurips26.shared.arrays import check_choice, check_int
 
-        print(f"{'method':32s} {'lr':>7s} {'loss':>9s} {'MB up':>9s} {'MB down':>9s}")
+        check_int(self.seeds, "seeds", minimum=1)
         for name in self.methods:
             check_choice(name, "methods", VARIANTS)
+        print(f"linear federation, 10 rounds, at the tuned rates, mean loss of {self.seeds} seed(s)")
+        print(f"{'method':32s} {'lr':>7s} {'loss':>9s} {'MB up':>9s} {'MB down':>9s}")
+        for name in self.methods:
             lr = chosen("linear").get(name, rates("linear", name)[1])
             rows = [run("linear", name, lr, seed, "quick") for seed in range(self.seeds)]
             loss = sum(r["loss"] for r in rows) / len(rows)
@@ -74,7 +85,9 @@ class Snr:
         import torch
 
         from neurips26.frank_lora import measure_snr, snr_theory
+        from neurips26.shared.arrays import check_int
 
+        check_int(self.n, "n", minimum=1)
         gradient = torch.randn(64, self.n, generator=torch.Generator().manual_seed(0))
         print(f"{'rank':>5s} {'measured':>10s} {'predicted':>10s}")
         for r in (1, 2, 4, 8, 16, 32, 64):
@@ -90,18 +103,21 @@ class LrSweep:
 
     method: str = "frank"
     """Name as in the claims' tables."""
-    rates: tuple[float, ...] = (0.025, 0.05, 0.1, 0.2)
-    """Learning rates at the reference rank."""
+    rates: tuple[float, ...] = ()
+    """Learning rates (at the reference rank, where they depend on it); none: the method's grid of the tune tier."""
     seeds: int = 1
     """Seeds, from 0."""
 
     def __call__(self) -> int:
-        from neurips26.frank_lora.experiments import VARIANTS, run
-        from neurips26.shared.arrays import check_choice
+        from neurips26.frank_lora.experiments import VARIANTS, rates, run
+        from neurips26.shared.arrays import check_choice, check_int, check_real
 
         check_choice(self.method, "method", VARIANTS)
-        print(f"{self.method}\n{'lr':>8s} {'loss':>10s}")
+        check_int(self.seeds, "seeds", minimum=1)
         for lr in self.rates:
+            check_real(lr, "rates", minimum=0)
+        print(f"{self.method} on the linear federation, 10 rounds\n{'lr':>8s} {'loss':>10s}")
+        for lr in self.rates or rates("linear", self.method):
             losses = [run("linear", self.method, lr, seed, "quick")["loss"] for seed in range(self.seeds)]
             print(f"{lr:8.3g} {sum(losses) / len(losses):10.4f}")
         return 0
@@ -121,6 +137,13 @@ class Bytes:
     """How many modules are adapted."""
 
     def __call__(self) -> int:
+        from neurips26.shared.arrays import check_int
+
+        for name, values in {"ranks": self.ranks, "m": [self.m], "n": [self.n], "modules": [self.modules]}.items():
+            for value in values:
+                check_int(value, name, minimum=1)
+        if not self.ranks:
+            raise ValueError("ranks: expected one rank a client, got none")
         r, count, unit = sum(self.ranks), len(self.ranks), 4 * self.modules / 1e6
         dense, both = self.m * self.n * count, self.m + self.n
         table = {
@@ -148,6 +171,12 @@ class Settings:
         for key, value in FedConfig().to_run_config().items():
             print(f"{key} = {json.dumps(value)}")
         return 0
+
+
+def _round(t: int, rounds: int, row: dict[str, Any]) -> None:
+    loss = "no valid reply" if row["empty"] else f"training loss {row['loss']:.4f}"
+    failed = f", {len(row['failures'])} clients failed" if row["failures"] else ""
+    print(f"round {t} of {rounds}: {loss}{failed}, {row['seconds']:.1f} s", file=sys.stderr)
 
 
 def _print(result: Any) -> None:
