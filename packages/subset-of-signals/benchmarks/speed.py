@@ -78,7 +78,13 @@ def main() -> int:
     X, y = problem(100_000, 10)
     started = time.process_time()
     fit = npmle(X, y)
-    bar(f"NPMLE n 1e5 d 10 ({fit.n_iter} maps)", time.process_time() - started, 15.0, " CPU s")
+    bar("NPMLE n 1e5 d 10", time.process_time() - started, 15.0, " CPU s")
+    bar("passes over the sources, three starts", fit.n_iter, 60)
+    if "--full" in sys.argv:
+        started = time.process_time()
+        fit = npmle(*problem(1_000_000, 10))
+        print(f"     NPMLE n 1e6 d 10: {time.process_time() - started:.1f} CPU s, {fit.n_iter} passes")
+        bar("peak memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 3.0, " GiB")
     return failed > 0
 
 

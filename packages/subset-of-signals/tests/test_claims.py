@@ -8,6 +8,7 @@ import pytest
 from neurips26.shared import data
 from neurips26.shared.testing import needs
 from neurips26.subset_of_signals import cli, datasets, effects, experiments, robust
+from neurips26.subset_of_signals.choices import CHOICES
 
 
 def cells(values, method="lad", **factors):
@@ -60,6 +61,10 @@ def test_hubble_slopes():
     assert robust.wls(table.design, table.mu)[0] == pytest.approx(4.9863, abs=5e-4)
 
 
+def test_the_default_is_what_the_claims_measure():
+    assert experiments.TUNED["npmle"] == {"scale_floor": CHOICES.scale_floor}
+
+
 def test_a_wrong_table_is_named(tmp_path):
     (tmp_path / "x.txt").write_text("a\tb\tc\td\n")
     with pytest.raises(ValueError, match="^path: expected the tab-separated Union2.1 table"):
@@ -80,3 +85,27 @@ def test_command_line(tmp_path, capsys):
     (tmp_path / "bad.csv").write_text("a,y\n1,2\n3\n")
     with pytest.raises(ValueError, match="got 1 in line 3"):
         cli.main(["fit", str(tmp_path / "bad.csv")])
+
+
+def test_a_table_of_ones_own(tmp_path, capsys):
+    """Semicolons, a byte-order mark and a column of names, as spreadsheets write them."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 2))
+    y = x @ [2.0, -1.0] + np.where(np.arange(60) < 40, 0.01, 50.0) * rng.normal(size=60)
+    table = tmp_path / "own.csv"
+    rows = [f"s{i};{a};{b};{c}" for i, ((a, b), c) in enumerate(zip(x, y))]
+    table.write_text("\n".join(["name;a;b;y", *rows]), encoding="utf-8-sig")
+    assert cli.main(["fit", str(table), "--x", "a,b", "--scale", "0.01", "--json"]) == 0
+    got = json.loads(capsys.readouterr().out)["coef"]
+    assert (got["a"], got["b"], got["intercept"]) == pytest.approx((2.0, -1.0, 0.0), abs=0.01)
+    with pytest.raises(ValueError, match="^name: expected a column of finite numbers, got 's0' in row 1"):
+        cli.main(["fit", str(table)])
+    with pytest.raises(ValueError, match="^x: expected columns other than the response, got y"):
+        cli.main(["fit", str(table), "--x", "a,y"])
+    table.write_text("a,y\n1,2\n3,nan\n")
+    with pytest.raises(ValueError, match="^y: expected a column of finite numbers, got 'nan' in row 2"):
+        cli.main(["fit", str(table)])
+    table.write_text("a,y\n" + "".join(f"{i},{i + i % 3}\n" for i in range(30)))
+    capsys.readouterr()
+    assert cli.main(["fit", str(table)]) == 0
+    assert capsys.readouterr().err.startswith("warning: the noise shows no second scale")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,7 @@ Law = Literal["two-level", "uniform-log", "worst-case"]
 
 @dataclass
 class Fit:
-    """Fit a table of comma-separated values with a header."""
+    """Fit a table with a header; fields separated by commas, semicolons or tabs."""
 
     csv: Annotated[Path, tyro.conf.Positional]
     """The table."""
@@ -46,6 +48,8 @@ class Fit:
         for name in [*names, self.y, *([self.groups] if self.groups else [])]:
             if name not in header:
                 raise ValueError(f"{name}: expected one of the columns {', '.join(header)} of {self.csv}")
+        if self.y in names:
+            raise ValueError(f"x: expected columns other than the response, got {self.y}")
         column = {n: table[:, i] for i, n in enumerate(header)}
         model = SubsetOfSignalsRegressor(self.method, signal_scale=self.scale)
         model.fit(
@@ -73,8 +77,11 @@ class Fit:
 def _read(path: Path) -> tuple[list[str], np.ndarray]:
     import csv
 
-    with open(path, newline="", encoding="utf-8") as stream:
-        rows = [row for row in csv.reader(stream) if row]
+    with open(path, newline="", encoding="utf-8-sig") as stream:
+        first = stream.readline()
+        stream.seek(0)
+        separator = max(",;\t", key=first.count)
+        rows = [row for row in csv.reader(stream, delimiter=separator) if row]
     if len(rows) < 2:
         raise ValueError(f"csv: expected a header and rows, got {len(rows)} lines in {path}")
     for number, row in enumerate(rows, 1):
@@ -86,10 +93,15 @@ def _read(path: Path) -> tuple[list[str], np.ndarray]:
 
 
 def _numbers(values: np.ndarray, name: str) -> np.ndarray:
-    try:
-        return values.astype(float)
-    except ValueError as error:
-        raise ValueError(f"{name}: expected a column of numbers ({error})") from None
+    numbers = np.full(values.size, np.nan)
+    for i, text in enumerate(values):
+        with contextlib.suppress(ValueError):
+            numbers[i] = float(text)
+        if not np.isfinite(numbers[i]):
+            raise ValueError(
+                f"{name}: expected a column of finite numbers, got {text!r} in row {i + 1} (--x names the columns to use)"
+            )
+    return numbers
 
 
 @dataclass
@@ -232,4 +244,5 @@ def main(argv: list[str]) -> int:
     command = tyro.extras.subcommand_cli_from_dict(verbs, args=argv, prog="neurips26 subset-of-signals")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
         return command()

@@ -19,17 +19,20 @@ from neurips26.subset_of_signals.lad import lad
 from neurips26.subset_of_signals.npmle import npmle
 from neurips26.subset_of_signals.simulate import Sample
 
-__all__ = ["FAMILY", "PREVIOUS", "TUNED", "crossing", "error", "fit"]
+__all__ = ["CONSTANT_FRACTION", "FAMILY", "PREVIOUS", "TUNED", "crossing", "error", "fit"]
 
 #: What a practitioner has today, apart from the two estimators of this package.
 FAMILY = ("ols", "lad", "huber", "truncation", "trimming", "tukey", "npmle")
 #: Methods with a published guarantee, or the habit, for this setting before.
 PREVIOUS = ("trimming", "truncation from OLS", "RANSAC", "Theil-Sen", "Huber (MAD scale)")
+#: Of these, the ones that count on a constant fraction of good sources, or on no scale and no count at all.
+CONSTANT_FRACTION = ("trimming, constant fraction", "RANSAC", "Theil-Sen", "Huber (MAD scale)")
 
 #: One knob a method, four values each: the grid of the tune tier.
 GRIDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "npmle": ("scale_floor", (0.03, 0.1, 0.3, 0.6)),
     "trimming": ("fraction", ("m/n", 0.25, 0.5, 0.75)),
+    "trimming, constant fraction": ("fraction", (0.25, 0.5, 0.75, 0.9)),
     "truncation from OLS": ("window", (2.0, 3.0, 4.0, 6.0)),
     "RANSAC": ("residual_threshold", (1.0, 2.0, 4.0, 8.0)),
     "Theil-Sen": ("n_subsamples", ("d", "2 d", "4 d", "8 d")),
@@ -40,6 +43,7 @@ GRIDS: dict[str, tuple[str, tuple[Any, ...]]] = {
 TUNED: dict[str, dict[str, Any]] = {
     "npmle": {"scale_floor": 0.6},
     "trimming": {"fraction": "m/n"},
+    "trimming, constant fraction": {"fraction": 0.25},
     "truncation from OLS": {"window": 2.0},
     "RANSAC": {"residual_threshold": 8.0},
     "Theil-Sen": {"n_subsamples": "d"},
@@ -59,11 +63,8 @@ def fit(method: str, sample: Sample, seed: int = 0, setting: dict[str, Any] | No
         "huber": lambda: robust.huber(X, y).coef,
         "tukey": lambda: robust.tukey(X, y).coef,
         "truncation": lambda: robust.iterative_truncation(X, y).coef,
-        "trimming": lambda: (
-            robust.iterative_trimming(
-                X, y, m / n if s["fraction"] == "m/n" else s["fraction"], n_starts=3, seed=seed
-            ).coef
-        ),
+        "trimming": lambda: _trimming(X, y, m / n if s["fraction"] == "m/n" else s["fraction"], seed),
+        "trimming, constant fraction": lambda: _trimming(X, y, s["fraction"], seed),
         "npmle": lambda: npmle(X, y, **s).coef,
         "oracle": lambda: robust.oracle_wls(X, y, sample.sigma),
         "truncation from OLS": lambda: robust.iterative_truncation(X, y, start="ols", window=s["window"]).coef,
@@ -100,6 +101,10 @@ def crossing(n: int, d: int, bad: float, seed: int) -> float:
         middle = min(max(round(float(np.sqrt(low * high))), low + 1), high - 1)
         low, high = (low, middle) if small(middle) else (middle, high)
     return float(np.sqrt(low * high))
+
+
+def _trimming(X: np.ndarray, y: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    return robust.iterative_trimming(X, y, fraction, n_starts=3, seed=seed).coef
 
 
 def _ransac(X: np.ndarray, y: np.ndarray, threshold: float, seed: int) -> np.ndarray:

@@ -1,8 +1,11 @@
 """The mixture estimator: every source has a scale of its own, drawn from a law that is estimated with the coefficients.
 
 ``y_i = x_i' b + eps_i`` with ``eps_i ~ N(0, sigma_i^2)`` and ``sigma_i`` from an unknown law on a log grid
-``sigma_1 < ... < sigma_K`` with weights ``pi``. EM climbs ``sum_i log sum_k pi_k N(y_i - x_i' b; 0, sigma_k^2)`` in both;
-SQUAREM (Varadhan & Roland 2008) takes longer steps, and one that loses likelihood is not taken.
+``sigma_1 < ... < sigma_K`` with weights ``pi``. The estimate maximises ``sum_i log sum_k pi_k N(y_i - x_i' b; 0, sigma_k^2)``
+in both. Given ``b`` that is concave in ``pi``, so the weights take the constrained Newton step of mix-SQP (Kim, Carbonetto,
+Stephens & Anitescu 2020); the coefficients take theirs beside it, since the two are orthogonal by symmetry. One pass over
+the sources yields the value, both steps and the EM map; a step that loses likelihood is not taken and the EM map, which
+cannot lose, is taken instead. (EM alone crawls along the flat directions of ``pi``: hundreds of passes.)
 
 A source's weight in the fit is its posterior mean precision ``w_i = E[sigma^-2 | r_i]``: sources that lie far from every
 plausible fit fade out, at a rate the data choose. Neither ``m`` nor a window has to be given.
@@ -16,12 +19,12 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy import linalg, sparse
+from scipy import linalg, optimize, sparse
 from sklearn.exceptions import ConvergenceWarning
 
 from neurips26.shared.arrays import check_array, check_int, check_real
@@ -32,10 +35,15 @@ from neurips26.subset_of_signals.lad import _factor, _reduce, as_design, gram, l
 __all__ = ["NPMLEResult", "npmle", "scale_grid"]
 
 #: Groups handled at a time: the posterior is never held as one n x K array.
-_BLOCK = 50_000
-
-#: EM maps spent on each start before the best one is chosen.
-_TRIAL = 15
+_BLOCK = 8_192
+#: Passes spent on each start before the best one is chosen.
+_TRIAL = 8
+#: The mixing weights are final when no others can add more than this to the log-likelihood.
+_GAP = 1e-3
+#: Least mixing weight: a scale stays within reach of a source that comes to need it.
+_LEAST_MIXING = 1e-12
+#: A Newton step of the coefficients is at most this many times the EM step, in every direction.
+_LONGEST = 10.0
 #: A source that the fit goes through has leverage one and no residual; its part in the variance stays finite.
 _MOST_LEVERAGE = 0.9
 
@@ -56,8 +64,9 @@ class NPMLEResult:
         log_likelihood: its value at the fit.
         one_scale_log_likelihood: the best a single scale does (least squares).
         path: log-likelihood of each accepted iterate of the winning start; never falls.
-        n_iter: EM maps evaluated, over all starts.
-        converged: whether the last step was small enough.
+        n_iter: passes over the sources, over all starts; each yields a Newton step and an EM map.
+        converged: whether the last step was small enough and the mixing weights are certified (`gap`).
+        gap: no other mixing weights have a log-likelihood higher by more than this.
         start: which start won.
     """
 
@@ -74,6 +83,7 @@ class NPMLEResult:
     path: list[float] = field(repr=False)
     n_iter: int
     converged: bool
+    gap: float
     start: str
 
 
@@ -106,6 +116,7 @@ class _Posterior:
     precision: np.ndarray  # per group: E[1/sigma^2]
     spread: np.ndarray  # per group: Var[1/sigma^2]
     small: np.ndarray  # per group: P(sigma <= cut)
+    overlap: np.ndarray  # K x K: expected products of two scales' posterior probabilities
 
 
 def _posterior(
@@ -122,7 +133,7 @@ def _posterior(
     with np.errstate(divide="ignore"):
         log_mixing = np.log(mixing)
     log_scale = np.log(scales)
-    total, mass = 0.0, np.zeros(scales.size)
+    total, mass, overlap = 0.0, np.zeros(scales.size), np.zeros((scales.size, scales.size))
     precision, spread, small = (np.empty(squares.size) for _ in range(3))
     is_small = (scales <= cut).astype(float)
     moments = np.column_stack([np.ones_like(scales), inverse, inverse**2, is_small])
@@ -142,12 +153,14 @@ def _posterior(
         norm = sums[:, 0]
         c = copies[at]
         total += float(c @ (best + np.log(norm)))
-        mass += (c / norm) @ table
+        table /= norm[:, None]
+        mass += c @ table
+        overlap += table.T @ (table * c[:, None])
         precision[at] = sums[:, 1] / norm
         spread[at] = np.maximum(sums[:, 2] / norm - precision[at] ** 2, 0)
         small[at] = sums[:, 3] / norm
     total -= 0.5 * np.log(2 * np.pi) * float(copies @ counts)
-    return _Posterior(total, mass, precision, spread, small)
+    return _Posterior(total, mass, precision, spread, small, overlap)
 
 
 class _Problem:
@@ -177,11 +190,25 @@ class _Problem:
     def per_row(self, values: np.ndarray) -> np.ndarray:
         return values if self.codes is None else values[self.codes]
 
-    def solve(self, precision: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Weighted least squares and the square roots of its Gram matrix' diagonal (inverse standard errors)."""
-        w = self.copies_of_row * self.per_row(precision)
-        G = gram(self.X, w)
-        return linalg.cho_solve(_factor(G), self.X.T @ (w * self.y)), np.sqrt(np.diag(G))
+    def pulls(self, r: np.ndarray) -> Any:
+        """Per group: the sum of its rows times their residuals, a score but for the group's precision."""
+        rows = scale_rows(self.X, r)
+        if self.codes is None:
+            return rows
+        assign = sparse.csr_matrix((self.copies_of_row, (self.codes, np.arange(self.n))), (self.counts.size, self.n))
+        return assign @ rows
+
+    def information(self, r: np.ndarray, posterior: _Posterior) -> tuple[np.ndarray, np.ndarray]:
+        """Of the coefficients: complete (the scales known) and observed."""
+        complete = gram(self.X, self.copies_of_row * self.per_row(posterior.precision))
+        if self.codes is None:
+            return complete, complete - gram(self.X, self.copies * posterior.spread * r**2)
+        return complete, complete - gram(self.pulls(r), self.copies * posterior.spread)
+
+    def least_squares(self) -> np.ndarray:
+        """Residuals of the fit that weights all sources alike."""
+        w = self.copies_of_row
+        return np.asarray(self.y - self.X @ linalg.cho_solve(_factor(gram(self.X, w)), self.X.T @ (w * self.y)))
 
 
 def npmle(
@@ -195,7 +222,7 @@ def npmle(
     groups: Any = None,
     sample_weight: Any = None,
     max_iter: int = 500,
-    tol: float = 1e-4,
+    tol: float = 1e-6,
     n_starts: int = 3,
 ) -> NPMLEResult:
     """Maximise the scale-mixture likelihood over coefficients and mixing weights.
@@ -209,8 +236,8 @@ def npmle(
         scales: an explicit grid in place of the three settings above.
         groups: labels, shape ``(n,)``: rows with equal labels share a scale.
         sample_weight: how many times a row is taken, shape ``(n,)``.
-        max_iter: EM maps for the winning start.
-        tol: stop when a map moves no coefficient by more than this many standard errors.
+        max_iter: passes for the winning start.
+        tol: stop when a step moves no coefficient by more than this many standard errors.
         n_starts: the first of {LAD, truncated least squares, least squares} that are tried (the likelihood has several
             peaks in ``b``).
 
@@ -249,7 +276,7 @@ def npmle(
 
     # A short run from each start, then the best one to the end.
     runs = {
-        name: _climb(problem, c, scales, None, _TRIAL if len(starts) > 1 else max_iter, tol)
+        name: _climb(problem, c, scales, None, min(_TRIAL, max_iter) if len(starts) > 1 else max_iter, tol)
         for name, c in starts.items()
     }
     winner = max(runs, key=lambda name: runs[name].path[-1])
@@ -258,10 +285,10 @@ def npmle(
     if not run.converged and run.n_iter < max_iter:
         rest = _climb(problem, run.coef, scales, run.mixing, max_iter - run.n_iter, tol)
         n_iter += rest.n_iter
-        run = _Run(rest.coef, rest.mixing, run.path + rest.path, run.n_iter + rest.n_iter, rest.converged)
+        run = replace(rest, path=run.path + rest.path, n_iter=run.n_iter + rest.n_iter)
     if not run.converged:
         warnings.warn(
-            f"npmle: not converged after {run.n_iter} EM maps; the best iterate is returned", ConvergenceWarning, 2
+            f"npmle: not converged after {run.n_iter} passes; the best iterate is returned", ConvergenceWarning, 2
         )
     return _result(problem, run, scales, signal_scale, winner, n_iter)
 
@@ -286,56 +313,97 @@ class _Run:
     path: list[float]
     n_iter: int
     converged: bool
+    gap: float
+
+
+@dataclass
+class _Point:
+    """Where a pass was made and what it says: the value there and two ways on."""
+
+    coef: np.ndarray
+    mixing: np.ndarray
+    value: float
+    gap: float  # what other mixing weights could add to the value, at most
+    move: float  # longest Newton step of a coefficient, in standard errors
+    newton: tuple[np.ndarray, np.ndarray]
+    em: tuple[np.ndarray, np.ndarray]
 
 
 def _climb(
     problem: _Problem, coef: np.ndarray, scales: np.ndarray, mixing: np.ndarray | None, max_iter: int, tol: float
 ) -> _Run:
-    """SQUAREM with a monotone guard from one start."""
-    mixing = np.full(scales.size, 1.0 / scales.size) if mixing is None else mixing
-    path: list[float] = []
-    used = 0
-
-    def em(coef: np.ndarray, mixing: np.ndarray) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
-        nonlocal used
+    """Newton steps from one start, an EM map where one would lose."""
+    point = _look(problem, scales, coef, np.full(scales.size, 1.0 / scales.size) if mixing is None else mixing)
+    path, used = [point.value], 1
+    while not (point.gap <= _GAP and point.move <= tol) and used < max_iter:
+        ahead = _look(problem, scales, *point.newton)
         used += 1
-        r = problem.y - problem.X @ coef
-        posterior = _posterior(problem.squares(r), problem.counts, problem.copies, scales, mixing)
-        new, inverse_se = problem.solve(posterior.precision)
-        return posterior.log_likelihood, new, posterior.mass / posterior.mass.sum(), inverse_se
+        rounding = 1e-13 * abs(point.value)
+        if not ahead.value >= point.value - rounding and used < max_iter:
+            ahead = _look(problem, scales, *point.em)
+            used += 1
+        if not ahead.value >= point.value - rounding:
+            break
+        point = ahead
+        path.append(point.value)
+    return _Run(point.coef, point.mixing, path, used, point.gap <= _GAP and point.move <= tol, point.gap)
 
-    value, coef1, mixing1, inverse_se = em(coef, mixing)
-    path.append(value)
-    while True:
-        if float(np.abs((coef1 - coef) * inverse_se).max()) <= tol and (
-            (len(path) > 2 and path[-1] - path[-2] <= 1e-3) or scales.size == 1
-        ):
-            return _Run(coef1, mixing1, path, used, True)
-        if used >= max_iter:
-            return _Run(coef1, mixing1, path, used, False)
-        value1, coef2, mixing2, inverse_se = em(coef1, mixing1)
-        # Both blocks in units of their standard errors, so that one extrapolation length serves both.
-        unit = np.concatenate([inverse_se, np.full(scales.size, np.sqrt(problem.copies.sum()))])
-        old, one, two = (np.concatenate(p) for p in ((coef, mixing), (coef1, mixing1), (coef2, mixing2)))
-        step, bend = (one - old) * unit, (two - 2 * one + old) * unit
-        length = float(np.linalg.norm(step) / max(np.linalg.norm(bend), 1e-300))
-        path.append(value1)
-        taken = False
-        if 1.0 < length < 1e6 and used < max_iter:
-            far = old + 2 * length * (one - old) + length**2 * (two - 2 * one + old)
-            far_mixing = np.maximum(far[coef.size :], 0.1 * mixing2)
-            far_mixing /= far_mixing.sum()
-            far_value, far1, far_mixing1, far_se = em(far[: coef.size], far_mixing)
-            if far_value >= value1:
-                coef, mixing, coef1, mixing1, inverse_se = far[: coef.size], far_mixing, far1, far_mixing1, far_se
-                path.append(far_value)
-                taken = True
-        if not taken:
-            coef, mixing = coef2, mixing2
-            if used >= max_iter:
-                return _Run(coef, mixing, path, used, False)
-            value, coef1, mixing1, inverse_se = em(coef, mixing)
-            path.append(value)
+
+def _look(problem: _Problem, scales: np.ndarray, coef: np.ndarray, mixing: np.ndarray) -> _Point:
+    """One pass over the sources."""
+    r = np.asarray(problem.y - problem.X @ coef)
+    posterior = _posterior(problem.squares(r), problem.counts, problem.copies, scales, mixing)
+    share = posterior.mass / posterior.mass.sum()
+    leap, step, inverse_se = _coef_steps(problem, r, posterior)
+    return _Point(
+        coef=coef,
+        mixing=mixing,
+        value=posterior.log_likelihood,
+        # sum log(f'/f) <= sum (f'/f - 1) = sum_k pi'_k sum_i f_ik/f_i - n, whatever the other weights pi' are.
+        gap=float(posterior.mass.sum()) * max(float((share / mixing).max()) - 1.0, 0.0),
+        move=float(np.abs(leap * inverse_se).max()),
+        newton=(coef + leap, _best_mixing(posterior, mixing)),
+        em=(coef + step, _floored(share)),
+    )
+
+
+def _coef_steps(problem: _Problem, r: np.ndarray, posterior: _Posterior) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Newton's and EM's steps of the coefficients, and the inverse standard errors they are judged by."""
+    complete, observed = problem.information(r, posterior)
+    score = problem.X.T @ (problem.copies_of_row * problem.per_row(posterior.precision) * r)
+    inverse_se = np.sqrt(np.diag(complete))
+    try:
+        # Directions in which the complete information is one: there the observed one is the fraction not missing.
+        fraction, directions = linalg.eigh(observed, complete)
+    except linalg.LinAlgError:
+        step = linalg.cho_solve(_factor(complete), score)
+        return step, step, inverse_se
+    along = directions.T @ score
+    return directions @ (along / np.maximum(fraction, 1 / _LONGEST)), directions @ along, inverse_se
+
+
+def _floored(mixing: np.ndarray) -> np.ndarray:
+    mixing = np.maximum(mixing, _LEAST_MIXING)
+    return mixing / mixing.sum()
+
+
+def _best_mixing(posterior: _Posterior, mixing: np.ndarray) -> np.ndarray:
+    """Mixing weights that maximise the second-order model of the likelihood, by non-negative least squares.
+
+    With ``D_ik = f_k(r_i) / f(r_i)`` and ``H = D'D / n`` the model is ``2 mean(D p) - p'H p / 2 - sum p`` (the multiplier of
+    ``sum p = 1`` is one at every maximum), so that the step solves ``min |R p - R^-T b|, p >= 0`` with ``R'R = H``.
+    """
+    total = posterior.mass.sum()
+    H = posterior.overlap / np.multiply.outer(mixing, mixing) / total
+    b = 2 * posterior.mass / mixing / total - 1
+    # Neighbouring scales look alike, so H is singular to rounding: where it says nothing the weights stay where they are.
+    ridge = 1e-12 * float(np.diag(H).max())
+    try:
+        R = linalg.cholesky(H + ridge * np.eye(mixing.size))
+        best, _ = optimize.nnls(R, linalg.solve_triangular(R, b + ridge * mixing, trans="T"))
+    except (linalg.LinAlgError, RuntimeError):
+        return _floored(posterior.mass / total)
+    return _floored(best) if best.sum() > 0 else _floored(posterior.mass / total)
 
 
 def _result(
@@ -347,7 +415,7 @@ def _result(
     cut = signal_scale * np.sqrt(step)
     posterior = _posterior(problem.squares(r), problem.counts, problem.copies, scales, run.mixing, cut)
     mass = posterior.mass / posterior.mass.sum()
-    ols = np.asarray(problem.y - problem.X @ problem.solve(np.ones(problem.counts.size))[0])
+    ols = problem.least_squares()
     rows = problem.copies_of_row.sum()
     variance = max(float(problem.copies_of_row @ ols**2) / rows, np.finfo(float).tiny)
     covariance = _sandwich(problem, r, posterior)
@@ -365,6 +433,7 @@ def _result(
         path=run.path,
         n_iter=n_iter,
         converged=run.converged,
+        gap=run.gap,
         start=winner,
     )
 
@@ -378,21 +447,13 @@ def _sandwich(problem: _Problem, r: np.ndarray, posterior: _Posterior) -> np.nda
     A fit draws its own sources in, so their residuals are too small: each is divided by one minus its leverage, which is
     its residual from the fit without it (HC3, MacKinnon & White 1985). Groups get the usual factor ``G / (G - d)``.
     """
-    c = problem.copies_of_row
     alone = problem.codes is None
-    if problem.codes is None:
-        pulls = scale_rows(problem.X, r)
-        copies = c
-    else:
-        assign = sparse.csr_matrix((c, (problem.codes, np.arange(problem.n))), (problem.counts.size, problem.n))
-        pulls = assign @ scale_rows(problem.X, r)
-        copies = problem.copies
-    A = gram(problem.X, c * problem.per_row(posterior.precision)) - gram(pulls, copies * posterior.spread)
+    _, A = problem.information(r, posterior)
     values, vectors = linalg.eigh((A + A.T) / 2)
     # Away from a maximum A may lose a direction; the expected information bounds it from below there.
     values = np.maximum(values, 1e-8 * max(values[-1], 1e-300))
     inverse = (vectors / values) @ vectors.T
-    size = posterior.precision**2 * copies
+    size = posterior.precision**2 * problem.copies
     if alone:
         XA = problem.X @ inverse
         spread = (
@@ -401,6 +462,6 @@ def _sandwich(problem: _Problem, r: np.ndarray, posterior: _Posterior) -> np.nda
         leverage = posterior.precision * np.asarray(spread).ravel()
         size = size / (1 - np.minimum(leverage, _MOST_LEVERAGE)) ** 2
     else:
-        units = float(copies.sum())
+        units = float(problem.copies.sum())
         size = size * units / max(units - problem.rank, 1)
-    return inverse @ gram(pulls, size) @ inverse
+    return inverse @ gram(problem.pulls(r), size) @ inverse

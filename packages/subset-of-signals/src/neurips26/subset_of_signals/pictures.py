@@ -27,7 +27,8 @@ def scaling(cells: Sequence[dict[str, Any]], factor: str, slope: float, path: Pa
     with figure(path, size=(5.2, 3.6)) as ax:
         for method in sorted({c["method"] for c in cells}):
             x, y = _rms(cells, factor, method)
-            ax.plot(x, y, "o-" if len(x) > 2 else "x:", ms=4, label=method)
+            style = "x:" if "below" in method else "k:" if method == "oracle" else "o-"
+            ax.plot(x, y, style, ms=4, label=method, zorder=3 if method == "oracle" else 2)
         x, y = _rms(cells, factor, "lad")
         mid = len(x) // 2
         ax.plot(x, y[mid] * (x / x[mid]) ** slope, "k--", lw=1, label=f"slope {slope:g}")
@@ -92,7 +93,8 @@ def law_bars(cells: Sequence[dict[str, Any]], path: Path) -> None:
                 for k in conditions
             ]
             ax.bar(np.arange(len(conditions)) + i * width, values, width, label=method)
-        ax.set_xticks(np.arange(len(conditions)) + 0.4, conditions, fontsize=7, rotation=12)
+        names = [c.replace(", n", "\nn") for c in conditions]
+        ax.set_xticks(np.arange(len(conditions)) + 0.4, names, fontsize=7)
         ax.set(yscale="log", ylabel="error (geometric mean)")
         ax.legend(fontsize=7, ncol=3)
 

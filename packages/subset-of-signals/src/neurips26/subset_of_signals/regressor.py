@@ -40,7 +40,7 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
         fit_intercept: add a column of ones. With noise that is not symmetric the intercept estimates a median (LAD) or
             a mode-like centre (npmle), not the mean.
         grid_size: scales of the mixture.
-        max_iter: EM maps or reweighting steps.
+        max_iter: passes of the mixture or reweighting steps.
         tol: the mixture stops when no coefficient moves by more than this many standard errors.
         n_starts: starting points of the mixture, 1 to 3.
         leverage_trim: leave out rows whose leverage exceeds this. None of the methods bounds the pull of an outlying
@@ -73,7 +73,7 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
         fit_intercept=True,
         grid_size=CHOICES.grid_size,
         max_iter=500,
-        tol=1e-4,
+        tol=1e-6,
         n_starts=3,
         leverage_trim=None,
         random_state=None,
@@ -261,7 +261,15 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             fit = npmle(
-                X, y, signal_scale=start, grid_size=self.grid_size, sample_weight=weight, max_iter=150, n_starts=1
+                X,
+                y,
+                signal_scale=start,
+                grid_size=self.grid_size,
+                # `start` may be twice the scale looked for.
+                scale_floor=0.3,
+                sample_weight=weight,
+                max_iter=150,
+                n_starts=1,
             )
         enough = np.flatnonzero(np.cumsum(fit.mixing) * n >= needed)
         return float(fit.scales[enough[0]]) if enough.size else start
@@ -314,7 +322,7 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
         rows = [f"{'':<14}{'coef':>12}{'std err':>12}{'z':>9}{f'[{alpha / 2:g}':>12}{f'{1 - alpha / 2:g}]':>12}"]
         for name, b, se, (low, high) in zip(names, self._params(), self.bse_, self.conf_int(alpha)):
             z = b / se if se > 0 else math.inf
-            rows.append(f"{name:<14}{b:>12.5g}{se:>12.4g}{z:>9.2f}{low:>12.5g}{high:>12.5g}")
+            rows.append(f"{name:<14}{b:>12.5g}{se:>12.4g}{z:>9.4g}{low:>12.5g}{high:>12.5g}")
         rows.append(f"method {self.method_}, {self.n_samples_} sources, signal scale {self.signal_scale_:.4g}")
         rows.append(f"signals: about {self.n_signals_:.0f}; {'converged' if self.converged_ else 'NOT CONVERGED'}")
         if getattr(self, "one_scale_", False):

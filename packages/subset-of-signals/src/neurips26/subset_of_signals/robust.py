@@ -217,6 +217,7 @@ def iterative_trimming(
     n, d = X.shape
     keep = max(int(np.ceil(fraction * n)), min(d + 1, n))
     rng = seeding.rng(seed, "trimming")
+    nothing = 1e-24 * float(y @ y)
     best: tuple[float, RobustResult] | None = None
     for attempt in range(n_starts):
         if attempt == 0:
@@ -227,14 +228,17 @@ def iterative_trimming(
         kept = np.empty(0, int)
         settled = False
         steps = 0
+        before = np.inf
         while steps < max_iter:
             steps += 1
             r2 = np.asarray(y - X @ coef) ** 2
             now = np.sort(np.argpartition(r2, keep - 1)[:keep])
-            settled = kept.size == now.size and bool((kept == now).all())
+            # Among ties (an exact fit leaves nothing but rounding) the set may change for ever, its sum does not.
+            total = float(r2[now].sum())
+            settled = (kept.size == now.size and bool((kept == now).all())) or abs(before - total) <= nothing
             if settled:
                 break
-            kept = now
+            kept, before = now, total
             coef = wls(X[kept], y[kept], w[kept])
         weights = np.zeros(n)
         weights[kept] = w[kept]
