@@ -67,6 +67,7 @@ def test_recovers_where_least_squares_cannot(sample):
     ours = SubsetOfSignalsRegressor().fit(sample.X, sample.y)
     assert np.linalg.norm(ours.coef_ - sample.beta) < 0.25 < 10 < np.linalg.norm(ols.coef_ - sample.beta)
     assert ours.n_signals_ == pytest.approx(400, rel=0.15)
+    assert 250 < ours.effective_signals_ < 500
     assert (ours.source_weights_[sample.signal].mean() > 20 * ours.source_weights_[~sample.signal].mean()).all()
     low, high = ours.conf_int().T
     assert ((low[:3] < sample.beta) & (sample.beta < high[:3])).all()

@@ -54,7 +54,8 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
         source_weights_: weight of each source in the fit (posterior mean precision for the mixture).
         signal_probability_: probability that a source's scale is at most ``signal_scale_`` (mixture only).
         mixing_distribution_: ``(scales, weights)`` (mixture only).
-        n_signals_: estimated number of signals; for the other methods the number that makes the bound smallest.
+        n_signals_: estimated number of signals (mixture), for the other methods ``effective_signals_``.
+        effective_signals_: the number of nearest sources that makes the bound on the error smallest.
         signal_scale_: the scale used.
         certificate_: proof of optimality (LAD only).
         covariance_: of ``(coef_, intercept_)``; with ``bse_`` its standard errors.
@@ -139,8 +140,9 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
             scale,
         )
         self.residuals_ = np.asarray(y - design @ coef)
+        self.effective_signals_ = bounds.effective_signals(self.residuals_[used], p)[0]
         if method != "npmle":
-            self.n_signals_ = float(bounds.effective_signals(self.residuals_[used], p)[0])
+            self.n_signals_ = float(self.effective_signals_)
         if weight is not None:
             self._spread(used, n)
         self.coef_, self.intercept_ = (coef[:-1], float(coef[-1])) if self.fit_intercept else (coef, 0.0)
