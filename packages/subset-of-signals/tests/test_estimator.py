@@ -67,7 +67,7 @@ def test_recovers_where_least_squares_cannot(sample):
     ours = SubsetOfSignalsRegressor().fit(sample.X, sample.y)
     assert np.linalg.norm(ours.coef_ - sample.beta) < 0.25 < 10 < np.linalg.norm(ols.coef_ - sample.beta)
     assert ours.n_signals_ == pytest.approx(400, rel=0.15)
-    assert 250 < ours.effective_signals_ < 500
+    assert ours.effective_signals_ == pytest.approx(400, rel=0.15)
     assert (ours.source_weights_[sample.signal].mean() > 20 * ours.source_weights_[~sample.signal].mean()).all()
     low, high = ours.conf_int().T
     assert ((low[:3] < sample.beta) & (sample.beta < high[:3])).all()
@@ -105,6 +105,18 @@ def test_leverage(sample):
     trimmed = SubsetOfSignalsRegressor("lad", leverage_trim=0.5).fit(X, y)
     assert trimmed.source_weights_[7] == 0.0
     assert np.linalg.norm(trimmed.coef_ - sample.beta) < np.linalg.norm(pulled.coef_ - sample.beta)
+
+
+@pytest.mark.parametrize(("n", "m"), [(2000, 500), (8000, 2000)])
+def test_effective_signals(n, m):
+    """Two levels: the signals are counted, and LAD's error follows from the count."""
+    for seed in range(3):
+        s = simulate.subset_of_signals(n, m, 3, seed=seed)
+        model = SubsetOfSignalsRegressor("lad", fit_intercept=False).fit(s.X, s.y)
+        assert model.effective_signals_ == pytest.approx(m, rel=0.12)
+        assert model.error_bound(asymptotic=True) == pytest.approx(bounds.asymptotic_error(n, 3, m), rel=0.15)
+        scaled = bounds.effective_signals(1e-6 * model.residuals_, 3, 1e-6)
+        assert scaled[0] == model.effective_signals_
 
 
 def test_error_bounds_are_attributes_of_the_fit(sample):

@@ -97,15 +97,21 @@ def lower_bound(n: int, m: int) -> float:
     return (n / m**4) ** (1 / 2 if m <= n**0.25 else 1 / 6)
 
 
-def effective_signals(residuals: np.ndarray, d: int) -> tuple[int, float]:
-    """The ``k`` that makes ``sqrt(n d) s_(k) / k`` smallest, and that value; ``s_(k)`` is the k-th smallest ``|r|``.
+#: Share of a normal law within one standard deviation.
+_WITHIN_ONE = math.erf(math.sqrt(0.5))
 
-    It plays the part of ``m`` in the bound where ``m`` is not known: of all subsets of the nearest sources, the one
-    that promises the most. ``k`` starts at ``4 d`` because a fit passes through ``d`` of the sources exactly.
+
+def effective_signals(residuals: np.ndarray, d: int, signal_scale: float = 1.0) -> tuple[int, float]:
+    """The ``m`` that makes the rate ``sqrt(n d) s / m`` smallest where ``m`` is not known, and that value.
+
+    If the ``k`` nearest sources are those within one standard deviation ``s = |r|_(k)``, they stand for ``m = k / 0.683``
+    signals of scale ``s``. A scale below ``signal_scale`` earns nothing: near zero ``|r|_(k)`` is proportional to ``k``
+    whatever ``m`` is, and the smallest ratio there is chance. ``k`` starts at ``4 d`` because a fit passes through ``d`` of
+    the sources.
     """
-    size = np.sort(np.abs(residuals))
+    size = np.maximum(np.sort(np.abs(residuals)), signal_scale)
     first = min(4 * d, size.size)
-    k = np.arange(first, size.size + 1)
-    promised = math.sqrt(size.size * d) * size[first - 1 :] / k
+    m = np.minimum(np.arange(first, size.size + 1) / _WITHIN_ONE, size.size)
+    promised = math.sqrt(size.size * d) * size[first - 1 :] / m
     best = int(promised.argmin())
-    return int(k[best]), float(promised[best])
+    return round(float(m[best])), float(promised[best])

@@ -54,7 +54,7 @@ def lad_covariance(
         sparsity = max(high - low, np.finfo(float).tiny) / (min(tau + width, 0.999) - max(tau - width, 0.001))
         return tau * (1 - tau) * sparsity**2 * linalg.pinvh(second)
     # Silverman's rule for the number of sources that matter; the fit passes through d points, which say nothing.
-    signals, _ = effective_signals(r, d)
+    signals, _ = effective_signals(r, d, signal_scale)
     h = 1.06 * signal_scale * max(signals, 2) ** -0.2
     free = np.abs(r) > 1e-12 * max(float(np.abs(r).max()), np.finfo(float).tiny)
     density = np.where(free, stats.norm.pdf(r / h) / h, 0.0)

@@ -55,7 +55,7 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
         signal_probability_: probability that a source's scale is at most ``signal_scale_`` (mixture only).
         mixing_distribution_: ``(scales, weights)`` (mixture only).
         n_signals_: estimated number of signals (mixture), for the other methods ``effective_signals_``.
-        effective_signals_: the number of nearest sources that makes the bound on the error smallest.
+        effective_signals_: the number of signals that makes the rate ``sqrt(n d) s / m`` smallest, see :mod:`bounds`.
         signal_scale_: the scale used.
         certificate_: proof of optimality (LAD only).
         covariance_: of ``(coef_, intercept_)``; with ``bse_`` its standard errors.
@@ -140,7 +140,7 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
             scale,
         )
         self.residuals_ = np.asarray(y - design @ coef)
-        self.effective_signals_ = bounds.effective_signals(self.residuals_[used], p)[0]
+        self.effective_signals_ = bounds.effective_signals(self.residuals_[used], p, scale)[0]
         if method != "npmle":
             self.n_signals_ = float(self.effective_signals_)
         if weight is not None:
