@@ -1,8 +1,10 @@
 """Certificates: the inequality they rest on, known values, recomputation, refusals."""
 
+import copy
 import json
 import warnings
 from collections import UserDict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -89,8 +91,64 @@ def test_json_round_trip_and_tampering(gaussians, mode, tmp_path):
     row = json.loads(text)
     row["geometry"]["count"] += 1
     assert any(p.startswith("geometry.count") for p in verify(Certificate.from_json(json.dumps(row))))
-    with pytest.raises(ValueError, match="^text: expected the JSON of a certificate"):
-        Certificate.from_json("{}")
+    broken = {**json.loads(text), "events": {"geometry": {"n": 3, "hex": "zz"}}}
+    for other in ("{}", "nonsense", json.dumps(broken)):
+        with pytest.raises(ValueError, match="^text: expected the JSON of a certificate"):
+            Certificate.from_json(other)
+
+
+@pytest.mark.parametrize(
+    ("mode", "change", "problem"),
+    [
+        ("blocked", {"holdout_bound": 0.001}, "holdout_bound"),
+        ("folds", {"holdout_bound": 0.001}, "holdout_bound"),
+        ("loo", {"holdout_bound": 0.001}, "holdout_bound"),
+        ("blocked", {"additive_bound": 0.001}, "additive_bound"),
+        ("folds", {"additive_bound": 0.001}, "additive_bound"),
+        ("blocked", {"delta": 0.01}, "delta"),
+        ("blocked", {"mode": "sworn"}, "mode"),
+        ("blocked", {"joint": None}, "joint"),
+    ],
+)
+def test_every_figure_is_recomputed(gaussians, mode, change, problem):
+    X, y, pool = gaussians
+    c = certify_features(X, y, head=HEAD, unlabeled=None if mode == "folds" else pool, mode=mode, k=5)
+    assert verify(c) == []
+    assert any(p.startswith(problem) for p in verify(replace(c, **change)))
+
+
+def test_flags_and_events_are_recomputed(gaussians):
+    X, y, pool = gaussians
+    c = certify_features(X, y, head=HEAD, unlabeled=pool, mode="loo", k=5, slack="hoeffding-heuristic")
+    assert verify(replace(c, rigorous=True)) == ["rigorous: expected False from the events, got True"]
+    blocked = certify_features(X, y, head=HEAD, unlabeled=pool, k=5)
+    short = {**blocked.events, "geometry": blocked.events["geometry"][:-1]}
+    assert verify(replace(blocked, events=short))[0].startswith("events: expected one number")
+    bare = {name: e for name, e in blocked.events.items() if name != "holdout"}
+    assert verify(replace(blocked, events=bare)) == ["holdout: expected its events, got none"]
+
+
+@pytest.mark.parametrize("mode", ["blocked", "folds", "loo"])
+def test_hold_out_stands_beside_every_certificate(gaussians, mode):
+    X, y, pool = gaussians
+    c = certify_features(X, y, head=HEAD, unlabeled=None if mode == "folds" else pool, mode=mode, k=5)
+    assert f"{c.holdout_bound:.4f}" in c.summary() and "plain hold-out" in c.summary()
+    if mode == "loo":
+        kept, held = random_block(600, 0.2, 0)
+        wrong = int((HEAD.fit(X[kept], y[kept]).predict(X[held]) != y[held]).sum())
+        assert c.holdout_bound == pytest.approx(bounds.clopper_pearson(wrong, 120))
+
+
+def test_memorised_labels_are_named():
+    """Features that carry the training labels, but not the block's: leave-one-out on the memory misleads."""
+    rng = np.random.default_rng(0)
+    y, y_block = rng.integers(0, 4, 300), rng.integers(0, 4, 150)
+    memory, block = np.eye(4)[y] + 0.01 * rng.normal(size=(300, 4)), rng.normal(size=(150, 4))
+    c = certify_arrays(memory, y, block, y_block, y_block)
+    assert any(n.startswith("leave-one-out on the training points reads 0.000, the block 0.7") for n in c.notes)
+    assert "hardest classes: " in c.summary()
+    fair = certify_arrays(memory, y, memory[:150], y[:150], y[:150])
+    assert not any("leave-one-out" in n for n in fair.notes)
 
 
 def test_bound_moves_with_delta_and_slack(gaussians):
@@ -102,7 +160,7 @@ def test_bound_moves_with_delta_and_slack(gaussians):
     c = certify_features(X, y, head=HEAD, unlabeled=pool, k=5)
     for term in (c.geometry, c.disagreement, c.joint, c.stability):
         assert term.upper >= term.estimate
-    assert c.holdout_bound <= c.bound
+    assert c.holdout_bound is not None and c.holdout_bound <= c.bound
 
 
 def test_constant_classifier_and_random_labels():
@@ -124,8 +182,10 @@ def test_violations_are_rare():
 
 def test_leave_one_out_needs_a_frozen_representation(gaussians):
     X, y, pool = gaussians
-    with pytest.raises(ValueError, match="^representation: expected 'frozen' for mode 'loo', got 'trained'"):
+    with pytest.raises(ValueError, match="^representation: expected 'frozen', got 'trained'"):
         certify_features(X, y, mode="loo", representation="trained")
+    with pytest.raises(ValueError, match="^representation: expected 'frozen', got 'trained'"):
+        certify_features(X, y, representation="trained")  # a block that the features were trained on is no block
     proved = certify_features(X, y, head=HEAD, unlabeled=pool, mode="loo", k=5)
     assert proved.rigorous
     assert proved.geometry.upper == pytest.approx(
@@ -295,6 +355,111 @@ def test_frozen_torch_model_in_mode_loo(torch_data):
     assert c.mode == "loo" and verify(c) == []
 
 
+def test_mode_loo_checks_that_the_features_stay(torch_data):
+    data, pool = torch_data
+    model = train_net(data, 0)
+
+    def head_only(subset, seed):
+        part = copy.deepcopy(model)
+        part.head.load_state_dict(train_net(subset, seed).head.state_dict())
+        return part
+
+    arguments = {"unlabeled_loader": DataLoader(pool, 64), "representation": "frozen", "mode": "loo", "k": 3}
+    c = certify(model, DataLoader(data, 64), train_fn=head_only, **arguments)
+    assert "of the model without 20% of the points" in c.summary() and c.holdout_bound is not None and verify(c) == []
+    with pytest.raises(ValueError, match="^representation: expected features that stay as they are"):
+        certify(model, DataLoader(data, 64), train_fn=train_net, **arguments)
+
+
+def test_interrupted_certificates_continue(torch_data, tmp_path):
+    data, pool = torch_data
+    model, trained = train_net(data, 0), []
+
+    def counted(subset, seed):
+        trained.append(len(subset))
+        return train_net(subset, seed)
+
+    def run(seed):
+        return certify(
+            model, DataLoader(data, 64), train_fn=counted, stability="double-deletion", k=5, seed=seed, work=tmp_path
+        )
+
+    first = run(0)
+    assert trained == [480, 360]
+    assert run(0).to_json() == first.to_json() and trained == [480, 360]
+    run(1)
+    assert trained == [480, 360, 480, 360]
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (
+            torch.tensor([0, 1, 9, 2]),
+            r"^labels: expected numbers 0 to 3 of the model's outputs, or one-hot rows, got \[0, 9\]",
+        ),
+        (torch.tensor([-1, 0, 1, 2]), r"^labels: expected numbers 0 to 3 .* got \[-1, 2\]"),
+        (torch.zeros(4, 3), r"^labels: expected numbers 0 to 3 .* got shape \(480, 3\)"),
+    ],
+)
+def test_labels_that_are_no_outputs(torch_data, labels, message):
+    x = torch_data[0].tensors[0]
+    data = TensorDataset(x, labels.repeat_interleave(150, dim=0))
+    with pytest.raises(ValueError, match=message):
+        certify(Net(), DataLoader(data, 64), train_fn=lambda subset, seed: Net(), k=5)
+
+
+def test_outputs_without_a_label_keep_their_number(torch_data):
+    """Labels 0 and 2 of four outputs: the decoder speaks of the same numbers as the network."""
+    x, y = torch_data[0].tensors
+    some = (y == 0) | (y == 2)
+    data = TensorDataset(x[some], y[some])
+    c = certify(train_net(data, 0), DataLoader(data, 64), representation="frozen", k=3)
+    assert c.n_classes == 4 and c.disagreement.estimate < 0.5
+    hot = TensorDataset(x[some], nn.functional.one_hot(y[some], 4))
+    assert certify(train_net(data, 0), DataLoader(hot, 64), representation="frozen", k=3).geometry == c.geometry
+
+
+class TwoInputs(Net):
+    def forward(self, x, gate):
+        return super().forward(x * gate)
+
+
+def test_batches_of_several_inputs(torch_data):
+    x, y = torch_data[0].tensors
+    model = TwoInputs()
+    got = extract_features(model, DataLoader(TensorDataset(x, torch.ones(600, 1), y), 50))
+    assert (got.labels == y.numpy()).all() and got.features.shape == (600, 32)
+
+
+class PerToken(nn.Module):
+    """Its head runs on every position; the logits are those of the last one, or their mean."""
+
+    def __init__(self, pooled):
+        super().__init__()
+        self.embed, self.head, self.pooled = nn.Linear(4, 16), nn.Linear(16, 3), pooled
+
+    def forward(self, x):
+        every = self.head(self.embed(x.view(len(x), 2, 4)))
+        return every.mean(1) if self.pooled else every[:, -1]
+
+
+def test_heads_on_every_token(torch_data):
+    x = torch_data[0].tensors[0]
+    model = PerToken(pooled=False)
+    got = extract_features(model, DataLoader(TensorDataset(x), 50))
+    with torch.no_grad():
+        np.testing.assert_allclose(got.features, model.embed(x[:, 4:]).numpy(), atol=1e-6)
+    with pytest.raises(ValueError, match=r"^layer: expected 'auto' to see one vector a point, got shape \(50, 2, 16\)"):
+        extract_features(PerToken(pooled=True), DataLoader(TensorDataset(x), 50))
+
+
+def test_outputs_that_are_no_logits(torch_data):
+    x = torch_data[0].tensors[0]
+    with pytest.raises(ValueError, match=r"^model: expected logits of shape \(batch, classes >= 2\), got \(50, 1\)"):
+        extract_features(nn.Linear(8, 1), DataLoader(TensorDataset(x), 50))
+
+
 def test_train_fn_that_ignores_its_subset_or_seed(torch_data):
     data, pool = torch_data
     model = train_net(data, 0)
@@ -319,8 +484,13 @@ def test_extraction(torch_data, tmp_path):
     with torch.no_grad():
         model.eval()
         np.testing.assert_allclose(got.features, model.body(data.tensors[0]).numpy(), atol=1e-6)
-    (tmp_path / "000003.npz").unlink()  # an interrupted pass: one shard is made again
-    assert (extract_features(model, DataLoader(data, 50), shards=tmp_path).features == got.features).all()
+    shards = sorted(tmp_path.rglob("*.npz"))
+    shards[3].unlink()  # an interrupted pass: one shard is made again, the others are read
+    np.savez(shards[0], features=np.zeros((50, 32), np.float32), logits=np.ones((50, 4), np.float32))
+    again = extract_features(model, DataLoader(data, 50), shards=tmp_path).features
+    assert (again[50:] == got.features[50:]).all() and not again[:50].any()
+    other = extract_features(train_net(data, 1), DataLoader(data, 50), shards=tmp_path)  # another model: other shards
+    assert not (other.features == got.features).all() and other.features[:50].any()
     as_dict = DataLoader(
         data,
         50,

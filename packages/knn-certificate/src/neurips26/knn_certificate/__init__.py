@@ -4,6 +4,7 @@ Rebuilt from the abstract: it gives the three terms, the theorems that bound the
 """
 
 from neurips26.knn_certificate import bounds
+from neurips26.knn_certificate.adapters import lightning_train_fn, trainer_train_fn
 from neurips26.knn_certificate.certificate import Certificate, Term, verify
 from neurips26.knn_certificate.certify import certify, certify_arrays, certify_features
 from neurips26.knn_certificate.features import extract_features
@@ -18,5 +19,7 @@ __all__ = [
     "certify_arrays",
     "certify_features",
     "extract_features",
+    "lightning_train_fn",
+    "trainer_train_fn",
     "verify",
 ]

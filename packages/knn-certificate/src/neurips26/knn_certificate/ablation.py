@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from neurips26.knn_certificate.certify import certify_arrays
 from neurips26.knn_certificate.knn import KNNDecoder
-from neurips26.knn_certificate.networks import MLP, build, features_of, predict, train
+from neurips26.knn_certificate.networks import MLP, accuracy, build, features_of, predict, train
 from neurips26.shared import seeding
 from neurips26.shared.arrays import check_choice, check_real
 
@@ -36,13 +36,16 @@ class Ablated:
     """What one intervention did.
 
     Attributes:
-        train_accuracy: on the labels it was trained on; below 0.99 the intervention does not count as memorised.
+        train_accuracy: on the labels it was trained on (for ``frozen`` the smaller of backbone on random and head on true
+            labels); below 0.99 the intervention does not count as memorised.
         test_error: of the network, on labels that were not changed.
         in_sample_error: leave-one-out 1-NN error on the training points.
         held_out_error: 1-NN decoder error on the block that nothing saw: the axis of the ablation plot.
         disagreement: network and decoder on the block.
         joint: either of the two, on the block.
         bound: the certificate of the network trained without the block.
+        memory: representation of the training points, for pictures.
+        memory_labels: the labels they were trained on.
     """
 
     train_accuracy: float
@@ -52,6 +55,12 @@ class Ablated:
     disagreement: float
     joint: float
     bound: float
+    memory: np.ndarray = field(repr=False)
+    memory_labels: np.ndarray = field(repr=False)
+
+    def figures(self) -> dict[str, float]:
+        """The numbers without the arrays."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, float)}
 
 
 def randomise_labels(y: np.ndarray, fraction: float, seed: int) -> np.ndarray:
@@ -179,6 +188,7 @@ def ablate_geometry(
         }
     model = build(lambda: MLP(X.shape[1], classes, hidden), seed)
     target = torch.from_numpy(shown)
+    memorised = 1.0
     settings: dict[str, Any] = {"steps": steps, "batch": batch, "lr": lr, "seed": seed}
     if intervention in ("cross-pair", "same-pair"):
         partner = torch.from_numpy(partners(shown, seed, same_class=intervention == "same-pair"))
@@ -198,6 +208,7 @@ def ablate_geometry(
     elif intervention == "frozen":
         noise = torch.from_numpy(randomise_labels(shown, 1.0, seed))
         train(model, x_kept, noise, **settings)
+        memorised = accuracy(model, x_kept, noise)
         for p in model.body.parameters():
             p.requires_grad_(False)
         model.head = build(
@@ -211,11 +222,13 @@ def ablate_geometry(
     memory, block_features = (np.pad(f, ((0, 0), (0, 1)), constant_values=1e-6) for f in (memory, block_features))
     certificate = certify_arrays(memory, shown, block_features, truth["held"], predict(model, x_held), k=1, delta=delta)
     return Ablated(
-        train_accuracy=float((predict(model, x_kept) == shown).mean()),
+        train_accuracy=min(memorised, float((predict(model, x_kept) == shown).mean())),
         test_error=float((predict(model, x_test) != truth["test"]).mean()),
         in_sample_error=KNNDecoder(1).fit(memory, shown).loo_error(),
         held_out_error=certificate.geometry.estimate,
         disagreement=certificate.disagreement.estimate,
         joint=certificate.joint.estimate if certificate.joint else float("nan"),
         bound=certificate.bound,
+        memory=memory,
+        memory_labels=shown,
     )

@@ -60,8 +60,9 @@ class Certificate:
         joint: geometry or disagreement, the event that the bound counts.
         additive_bound: limit of the three terms taken one by one at ``delta`` over their number (never smaller in
             expectation; the breakdown that people read).
-        holdout_bound: Clopper-Pearson limit of the network of ``S'`` on the same points. It is always tighter than the
-            certificate: the certificate's use is the breakdown, and in mode ``loo`` that it needs no held-out labels.
+        holdout_bound: Clopper-Pearson limit of the network of ``S'`` on the block. In mode ``blocked`` it is always tighter
+            than the certificate: the certificate's use is the breakdown, and in mode ``loo`` that all labels serve the
+            decoder.
         mode: ``blocked``, ``folds`` or ``loo``.
         rigorous: whether the bound is proved under ``assumptions``.
         assumptions: what must hold.
@@ -114,10 +115,16 @@ class Certificate:
                 lines.append(f"  {name:<14}{t.estimate:>10.4f}{t.count:>8}{t.n:>8}{t.upper:>10.4f}{t.delta:>9.4f}")
         lines.append(f"  three terms added one by one: {self.additive_bound:.4f}")
         if self.holdout_bound is not None:
-            lines.append(f"  plain hold-out on the same points: {self.holdout_bound:.4f} (always tighter)")
+            what = self.details.get("holdout_of", "on the same points")
+            lines.append(
+                f"  plain hold-out {what}: {self.holdout_bound:.4f}" + (" (always tighter)" if self.joint else "")
+            )
         lines.append(
             f"  mode {self.mode}, k = {self.k}, {self.metric}, memory of {self.n_train}, {self.n_classes} classes"
         )
+        hardest = sorted((r for r in self.details.get("classes", ()) if r["joint"]), key=lambda r: -r["joint"])[:3]
+        if hardest:
+            lines.append("  hardest classes: " + ", ".join(f"{r['class']} ({r['joint']:.2f})" for r in hardest))
         lines += [f"  assumes: {a}" for a in self.assumptions]
         lines += [f"  note: {a}" for a in self.notes]
         return "\n".join(lines)
@@ -159,7 +166,7 @@ class Certificate:
                 for name, b in row["events"].items()
             }
             return cls(**row)
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"text: expected the JSON of a certificate, got something else ({error!r})") from error
 
     def plot(self, path: str | Path, test_error: float | None = None) -> None:
@@ -174,50 +181,92 @@ def _plain(value: Any) -> Any:
 
 
 def verify(certificate: Certificate) -> list[str]:
-    """Recompute a certificate from its events: counts, limits, the bound, the flags. Empty when all agrees."""
-    problems: list[str] = []
+    """Recompute a certificate from its events: counts, limits, all three bounds, the flags. Empty when all agrees."""
+    c, problems = certificate, []
 
     def compare(what: str, got: Any, want: Any) -> None:
-        same = abs(got - want) <= 1e-9 if isinstance(want, float) and got is not None else got == want
+        same = got is not None and abs(got - want) <= 1e-9 if isinstance(want, float) else got == want
         if not same:
             problems.append(f"{what}: expected {want} from the events, got {got}")
 
-    c = certificate
-    for name in ("geometry", "disagreement", "joint", "stability"):
-        term: Term | None = getattr(c, name)
-        if term is None:
-            continue
-        if name not in c.events:
-            problems.append(f"{name}: expected its events, got none")
-            continue
+    if c.mode not in _SAME_POINTS:
+        return [f"mode: expected one of {', '.join(_SAME_POINTS)}, got {c.mode!r}"]
+    if c.joint is None and c.mode != "loo":
+        return [f"joint: expected its counts in mode {c.mode}, got none"]
+    terms: dict[str, Term] = {n: t for n in _TERMS if (t := getattr(c, n)) is not None}
+    needed = [*terms, *(["holdout"] if c.holdout_bound is not None else [])]
+    problems += [f"{name}: expected its events, got none" for name in needed if name not in c.events]
+    same = _SAME_POINTS[c.mode] + (("stability",) if c.details.get("stability") == "double-deletion" else ())
+    sizes = {c.events[n].size for n in same if n in c.events}
+    if len(sizes) > 1:
+        problems.append(f"events: expected one number of certification points, got {sorted(sizes)}")
+    if problems:
+        return problems
+    for name, term in terms.items():
         compare(f"{name}.count", term.count, int(c.events[name].sum()))
         compare(f"{name}.n", term.n, int(c.events[name].size))
         if term.slack in bounds.SLACKS:
             compare(f"{name}.upper", term.upper, bounds.upper(term.count, term.n, term.delta, term.slack))
-        elif term.slack in _LOO:
-            compare(f"{name}.upper", term.upper, min(1.0, term.estimate + _LOO[term.slack](term.n, c.k, term.delta)))
+        else:
+            slack = _LOO[term.slack](term.n, c.k, term.delta)
+            compare(f"{name}.upper", term.upper, min(1.0, term.estimate + slack))
     if problems:
         return problems
-    if c.mode == "folds":
-        sizes = c.details["fold_sizes"]
-        parts = np.split(c.events["joint"], np.cumsum(sizes)[:-1])
-        share = c.delta / len(sizes)
-        limits = [bounds.upper(int(p.sum()), p.size, share, c.details["slack"]) for p in parts]
-        compare("bound", c.bound, float(np.mean(limits)))
-    else:
-        assert c.mode == "loo" or c.joint is not None
-        used = [c.geometry, c.disagreement] if c.mode == "loo" else [c.joint]
-        used += [c.stability] if c.stability is not None and c.details.get("stability_in_bound", False) else []
-        total = sum(t.delta for t in used if t is not None) * c.details.get("choices_paid", 1)
-        if total > c.delta * (1 + 1e-9) and c.rigorous:
-            problems.append(f"delta: expected the terms to share {c.delta}, got {total}")
-        compare("bound", c.bound, float(min(1.0, sum(t.upper for t in used if t is not None))))
-    if c.mode != "loo" and c.joint is not None and "geometry" in c.events:
-        union = c.events["geometry"] | c.events["disagreement"]
-        if c.details.get("stability") == "double-deletion":
-            union = union | c.events["stability"]
-        compare("joint events", bool((union == c.events["joint"]).all()), True)
+    {"blocked": _verify_blocked, "folds": _verify_folds, "loo": _verify_loo}[c.mode](c, compare)
+    doubts = any(t.slack in ("none", "hoeffding-heuristic") for t in terms.values())
+    compare("rigorous", c.rigorous, not doubts and not any("not certified" in note for note in c.notes))
     return problems
+
+
+_TERMS = ("geometry", "disagreement", "joint", "stability")
+#: Events that are counted on the same points.
+_SAME_POINTS = dict.fromkeys(("blocked", "folds"), ("geometry", "disagreement", "joint", "holdout")) | {"loo": ()}
+
+
+def _verify_blocked(c: Certificate, compare: Any) -> None:
+    assert c.joint is not None
+    union = c.events["geometry"] | c.events["disagreement"]
+    if c.details.get("stability") == "double-deletion":
+        union = union | c.events["stability"]
+    compare("joint events", bool((union == c.events["joint"]).all()), True)
+    used = [c.joint]
+    if c.stability is not None and c.details["stability_in_bound"]:
+        used.append(c.stability)
+    compare("delta", sum(t.delta for t in used), c.delta)
+    compare("bound", c.bound, float(min(1.0, sum(t.upper for t in used))))
+    apart = [t for t in (c.geometry, c.disagreement, c.stability) if t is not None]
+    limits = [bounds.upper(t.count, t.n, c.delta / len(apart), c.details["slack"]) for t in apart]
+    compare("additive_bound", c.additive_bound, float(min(1.0, sum(limits))))
+    compare("holdout_bound", c.holdout_bound, _limit(c.events["holdout"], c.delta))
+
+
+def _verify_folds(c: Certificate, compare: Any) -> None:
+    sizes, slack = c.details["fold_sizes"], c.details["slack"]
+    share = c.delta / len(sizes)
+    parts = {n: np.split(c.events[n], np.cumsum(sizes)[:-1]) for n in ("geometry", "disagreement", "joint", "holdout")}
+    union = c.events["geometry"] | c.events["disagreement"]
+    compare("joint events", bool((union == c.events["joint"]).all()), True)
+    compare("bound", c.bound, float(np.mean([_limit(p, share, slack) for p in parts["joint"]])))
+    apart = [
+        min(1.0, _limit(g, share / 2, slack) + _limit(d, share / 2, slack))
+        for g, d in zip(parts["geometry"], parts["disagreement"])
+    ]
+    compare("additive_bound", c.additive_bound, float(np.mean(apart)))
+    compare("holdout_bound", c.holdout_bound, float(np.mean([_limit(p, share) for p in parts["holdout"]])))
+
+
+def _verify_loo(c: Certificate, compare: Any) -> None:
+    if c.disagreement.slack != "none":
+        compare("delta", (c.geometry.delta + c.disagreement.delta) * c.details["choices_paid"], c.delta)
+    total = float(min(1.0, c.geometry.upper + c.disagreement.upper))
+    compare("bound", c.bound, total)
+    compare("additive_bound", c.additive_bound, total)
+    if c.holdout_bound is not None:
+        compare("holdout_bound", c.holdout_bound, _limit(c.events["holdout"], c.delta))
+
+
+def _limit(events: np.ndarray, delta: float, slack: str = "clopper-pearson") -> float:
+    return bounds.upper(int(events.sum()), int(events.size), delta, slack)
 
 
 def terms_row(certificate: Certificate, test_error: float) -> dict[str, float]:

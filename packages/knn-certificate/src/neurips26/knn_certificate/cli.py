@@ -27,16 +27,25 @@ def _npz(path: Path, *names: str) -> list[np.ndarray]:
 
 @dataclass
 class Certify:
-    """Certify a logistic head on frozen features: an .npz file with arrays X (features) and y (labels)."""
+    """Certify a logistic head on frozen features: from an .npz file with arrays X (features) and y (labels), or made here from
+    --data by a pretrained --model."""
 
-    features: Annotated[Path, tyro.conf.Positional]
+    features: Annotated[Path | None, tyro.conf.Positional] = None
     """The training features."""
+    model: str | None = None
+    """A pretrained encoder: timm:NAME for images, hf:NAME or hf:FOLDER for images or sentences."""
+    data: Path | None = None
+    """For --model: a folder of images with one folder a class, or a CSV file with columns text and label."""
+    weights: Path | None = None
+    """A local file of weights for a timm model, in place of the published ones."""
     unlabeled: Path | None = None
-    """An .npz file with an array X that is not part of the training data."""
+    """Inputs that are not part of the training data: an .npz file with X, or images or a CSV file for --model."""
     mode: Mode = "auto"
     """Protocol."""
     frozen: bool = False
     """The representation never saw these labels (needed by mode loo)."""
+    C: float = 1.0
+    """Inverse regularisation of the head."""
     delta: float = 0.05
     """Probability with which the bound may fail."""
     metric: Literal["cosine", "euclidean"] = "cosine"
@@ -47,17 +56,18 @@ class Certify:
     """Write the certificate as JSON."""
 
     def __call__(self) -> int:
+        from sklearn.linear_model import LogisticRegression
+
         from neurips26.knn_certificate import certify_features
 
-        X, y = _npz(self.features, "X", "y")
-        pool = _npz(self.unlabeled, "X")[0] if self.unlabeled else None
-        representation = "frozen" if self.frozen or self.mode != "loo" else "trained"
+        X, y, pool = self._read()
         c = certify_features(
             X,
             y,
+            head=LogisticRegression(C=self.C, max_iter=1000),
             unlabeled=pool,
             mode=self.mode,
-            representation=representation,
+            representation="frozen" if self.frozen or self.mode != "loo" else "trained",
             delta=self.delta,
             metric=self.metric,
             seed=self.seed,
@@ -67,6 +77,23 @@ class Certify:
             c.to_json(self.out)
             print(f"written to {self.out}")
         return 0
+
+    def _read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        if self.model is None:
+            if self.features is None or self.data is not None:
+                raise ValueError("features: expected an .npz file, or --model with --data")
+            X, y = _npz(self.features, "X", "y")
+            return X, y, _npz(self.unlabeled, "X")[0] if self.unlabeled else None
+        if self.data is None or self.features is not None:
+            raise ValueError(f"data: expected --data and no .npz file beside --model {self.model}")
+        from neurips26.knn_certificate.frozen import embed, read_items
+
+        items, labels = read_items(self.data)
+        assert labels is not None
+        X = embed(self.model, items, weights=self.weights)
+        if self.unlabeled is None:
+            return X, labels, None
+        return X, labels, embed(self.model, read_items(self.unlabeled, labelled=False)[0], weights=self.weights)
 
 
 @dataclass
@@ -145,7 +172,7 @@ class Ablate:
             steps=600,
             batch=150,
         )
-        for name, value in vars(got).items():
+        for name, value in got.figures().items():
             print(f"{name:<18}{value:.4f}")
         return 0
 

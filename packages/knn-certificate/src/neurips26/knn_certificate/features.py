@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,16 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from neurips26.shared import progress
 
-__all__ = ["Extracted", "extract_features", "find_layer", "in_order", "split_batch"]
+__all__ = [
+    "Extracted",
+    "digest",
+    "extract_features",
+    "find_layer",
+    "in_order",
+    "split_batch",
+    "tensors_of",
+    "weights_digest",
+]
 
 _LABELS = ("labels", "label", "y", "target", "targets")
 
@@ -50,7 +59,7 @@ def find_layer(model: nn.Module, layer: str = "auto") -> nn.Module:
 
 
 def split_batch(batch: Any) -> tuple[Any, Any]:
-    """Inputs and labels (or ``None``) of a batch given as a tensor, a tuple or a mapping."""
+    """Inputs and labels (or ``None``) of a batch: a tensor; a mapping; inputs and labels; several inputs, then labels."""
     if hasattr(batch, "items"):
         items = dict(batch.items())
         key = next((k for k in _LABELS if k in items), None)
@@ -59,7 +68,7 @@ def split_batch(batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, (tuple, list)):
         if len(batch) == 1:
             return batch[0], None
-        return batch[0], batch[1]
+        return batch[0] if len(batch) == 2 else tuple(batch[:-1]), batch[-1]
     return batch, None
 
 
@@ -86,18 +95,51 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _to(inputs: Any, device: str) -> Any:
-    if isinstance(inputs, dict):
-        return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
-    return inputs.to(device)
+def tensors_of(inputs: Any) -> list[torch.Tensor]:
+    """The tensors among a batch's inputs."""
+    parts = inputs.values() if isinstance(inputs, dict) else inputs if isinstance(inputs, (tuple, list)) else [inputs]
+    return [v for v in parts if isinstance(v, torch.Tensor)]
 
 
-def _digest(inputs: Any) -> str:
-    tensors = [v for v in inputs.values() if isinstance(v, torch.Tensor)] if isinstance(inputs, dict) else [inputs]
-    state = hashlib.blake2b(digest_size=16)
+def digest(tensors: Iterable[torch.Tensor]) -> str:
+    """Digest of the tensors' bytes."""
+    state = hashlib.blake2b(digest_size=12)
     for t in tensors:
-        state.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        state.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Digest of a model's weights and buffers."""
+    return digest(v for v in model.state_dict().values() if isinstance(v, torch.Tensor))
+
+
+def _run(model: nn.Module, inputs: Any, device: str) -> torch.Tensor:
+    """Logits of a batch: inputs as one tensor, by position or by name; outputs bare, named or first of a tuple."""
+    if isinstance(inputs, dict):
+        out = model(**{k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()})
+    elif isinstance(inputs, (tuple, list)):
+        out = model(*(v.to(device) if isinstance(v, torch.Tensor) else v for v in inputs))
+    else:
+        out = model(inputs.to(device))
+    out = out.logits if hasattr(out, "logits") else out[0] if isinstance(out, tuple) else out
+    if not isinstance(out, torch.Tensor) or out.ndim != 2 or out.shape[1] < 2:
+        shape = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
+        raise ValueError(f"model: expected logits of shape (batch, classes >= 2), got {shape}")
+    return out
+
+
+def _one_vector(before: torch.Tensor, after: Any, logits: torch.Tensor, layer: str) -> torch.Tensor:
+    """The representation, a row a point; of a head that runs on every token, at the token whose output became the logits."""
+    if before.ndim != 3 or not isinstance(after, torch.Tensor):
+        return before.flatten(1)
+    if after.ndim == 3 and after.shape[::2] == logits.shape:
+        gap, at = (after - logits[:, None]).abs().amax(dim=2).min(dim=1)
+        if gap.max() <= 1e-4 * (1 + logits.abs().max()):
+            return before[torch.arange(len(before), device=before.device), at]
+    raise ValueError(
+        f"layer: expected {layer!r} to see one vector a point, got shape {tuple(before.shape)}; name another layer"
+    )
 
 
 def extract_features(
@@ -114,43 +156,44 @@ def extract_features(
         loader: read for its data set, batch size and collation; a shuffling loader is read in order all the same.
         layer: see :func:`find_layer`.
         device: where the model runs; it is put back where it was.
-        shards: folder to keep finished batches in: an interrupted pass continues from there.
+        shards: folder to keep finished batches in: an interrupted pass continues from there. What another model, layer or
+            data set left in it is not used.
 
     Raises:
-        ValueError: an empty data set; inputs that change between two readings (random augmentation); NaN features.
+        ValueError: an empty data set; inputs that change between two readings (random augmentation); NaN features; outputs
+            that are not one row of logits a point; a layer that sees several vectors a point.
     """
     target = find_layer(model, layer)
     ordered = in_order(loader)
     if len(ordered.dataset) == 0:  # type: ignore[arg-type]
         raise ValueError("loader: expected at least one point, got an empty data set")
     first, second = (split_batch(next(iter(ordered)))[0] for _ in range(2))
-    if _digest(first) != _digest(second):
+    if digest(tensors_of(first)) != digest(tensors_of(second)):
         raise ValueError(
             "loader: expected the same inputs on a second reading, got others: switch random augmentation off, features could "
             "not be matched with labels"
         )
     home = next((p.device for p in model.parameters()), torch.device("cpu"))
-    caught: list[torch.Tensor] = []
-    hook = target.register_forward_pre_hook(lambda _module, args: caught.append(args[0]))
+    folder = None if shards is None else Path(shards) / f"{weights_digest(model)}-{layer}"
+    caught: list[tuple[torch.Tensor, Any]] = []
+    hook = target.register_forward_hook(lambda _module, args, out: caught.append((args[0], out)))
     features, logits, labels = [], [], []
     try:
         model.to(device)
         with evaluating(model), torch.inference_mode():
             for number, batch in enumerate(progress.track(ordered, "features", len(ordered))):
                 inputs, y = split_batch(batch)
-                stored = None if shards is None else Path(shards) / f"{number:06d}.npz"
+                stored = None if folder is None else folder / f"{number:06d}-{digest(tensors_of(inputs))}.npz"
                 if stored is not None and stored.exists():
                     with np.load(stored) as kept:
                         features.append(kept["features"])
                         logits.append(kept["logits"])
                 else:
                     caught.clear()
-                    inputs = _to(inputs, device)
-                    out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
-                    out = out.logits if hasattr(out, "logits") else out[0] if isinstance(out, tuple) else out
+                    out = _run(model, inputs, device)
                     if not caught:
                         raise ValueError(f"layer: expected {layer!r} to run in a forward pass, it did not")
-                    features.append(caught[-1].flatten(1).float().cpu().numpy())
+                    features.append(_one_vector(*caught[-1], out, layer).float().cpu().numpy())
                     logits.append(out.float().cpu().numpy())
                     if stored is not None:
                         _write_shard(stored, features[-1], logits[-1])
@@ -160,8 +203,10 @@ def extract_features(
         hook.remove()
         model.to(home)
     x, z = np.concatenate(features), np.concatenate(logits)
-    if not np.isfinite(x).all():
-        raise ValueError(f"features: expected finite numbers, got {int((~np.isfinite(x)).sum())} others from the model")
+    for name, values in (("features", x), ("logits", z)):
+        if not np.isfinite(values).all():
+            wrong = int((~np.isfinite(values)).sum())
+            raise ValueError(f"{name}: expected finite numbers, got {wrong} others from the model")
     return Extracted(x, z.argmax(axis=1), np.concatenate(labels) if labels else None, z.shape[1])
 
 

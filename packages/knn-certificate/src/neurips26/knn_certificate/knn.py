@@ -279,30 +279,28 @@ def vote(labels: Int[np.ndarray, "m k"], ks: list[int]) -> dict[int, Int[np.ndar
     """Majority label of the first ``k`` neighbours for every ``k`` asked; ties go to the label met first.
 
     Args:
-        labels: labels of the neighbours, nearest first.
+        labels: labels of the neighbours, nearest first, as numbers from 0.
         ks: numbers of voters.
     """
-    m, most = labels.shape
-    # For each neighbour: how many of those before it, and it, share its label. The label of the largest such count
-    # wins, and among equal final counts the one whose first voter is nearest.
-    same = labels[:, :, None] == labels[:, None, :]
-    first = same.argmax(axis=2)  # position of the label's first voter
+    m = labels.shape[0]
+    classes = int(labels.max(initial=0)) + 1
+    at = labels + classes * np.arange(m)[:, None]
     result = {}
     for k in ks:
-        counts = same[:, :k, :k].sum(axis=2)
-        # Count first, then nearness of the first voter.
-        rank = counts * (most + 1) - first[:, :k]
-        result[k] = labels[np.arange(m), rank.argmax(axis=1)]
+        counts = np.bincount(at[:, :k].ravel(), minlength=m * classes)
+        # The first voter whose label has the largest count: the majority, and of equal ones the label met first.
+        result[k] = labels[np.arange(m), counts[at[:, :k]].argmax(axis=1)]
     return result
 
 
 def votes(memory_labels: np.ndarray, indices: np.ndarray, ks: list[int]) -> dict[int, np.ndarray]:
-    """:func:`vote` by blocks of rows, so that the table of comparisons stays small."""
+    """:func:`vote` over labels of any kind, by blocks of rows, so that the table of counts stays small."""
+    classes, codes = np.unique(memory_labels, return_inverse=True)
     out = {k: np.empty(indices.shape[0], memory_labels.dtype) for k in ks}
-    step = max(1, (1 << 24) // indices.shape[1] ** 2)
+    step = max(1, (1 << 21) // classes.size)
     for start in range(0, indices.shape[0], step):
-        for k, decided in vote(memory_labels[indices[start : start + step]], ks).items():
-            out[k][start : start + step] = decided
+        for k, decided in vote(codes[indices[start : start + step]], ks).items():
+            out[k][start : start + step] = classes[decided]
     return out
 
 

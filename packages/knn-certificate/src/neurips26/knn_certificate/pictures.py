@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from neurips26.knn_certificate.diagnostics import project
 from neurips26.shared.plots import COLOURS, figure
 
-__all__ = ["ablation_plot", "coverage_plot", "noise_curves", "stacked_terms", "terms_by_dataset"]
+__all__ = ["ablation_plot", "coverage_plot", "noise_curves", "representation_plot", "stacked_terms", "terms_by_dataset"]
 
 
 def stacked_terms(certificates: Mapping[str, Any], path: str | Path, test_errors: Mapping[str, float]) -> None:
@@ -78,6 +79,15 @@ def ablation_plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
             ax.plot([0, 1], [0, 1], "k:", lw=0.8)
             ax.set(xlabel=f"1-NN error, {title}", ylabel="test error of the network")
         axes[0].legend(fontsize=7, title="cross: not memorised", title_fontsize=7)
+
+
+def representation_plot(panels: Mapping[str, tuple[np.ndarray, np.ndarray]], path: Path) -> None:
+    """Two principal components of each representation, points coloured by class."""
+    with figure(path, columns=len(panels), size=(3.2, 3.2)) as axes:
+        for ax, (name, (features, labels)) in zip(np.ravel(axes), panels.items()):
+            xy = project(features)
+            ax.scatter(xy[:, 0], xy[:, 1], c=labels, cmap="tab10", s=9)
+            ax.set(title=name, xticks=[], yticks=[])
 
 
 def noise_curves(cells: Sequence[dict[str, Any]], path: Path) -> None:
