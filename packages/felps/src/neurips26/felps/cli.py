@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +57,7 @@ class Trace:
 class Engine:
     """The simulated engine."""
 
-    preset: Literal["a10g-llama-7b", "a100-llama-7b"] = "a10g-llama-7b"
+    preset: Literal["a10g-llama-7b", "a100-llama-7b", "vllm-cpu-small"] = "a10g-llama-7b"
     max_loras: int = 4
     max_num_seqs: int = 32
     kv_tokens: int = 10_000
@@ -76,9 +77,9 @@ def _policy(spec: str) -> dict:
     for option in filter(None, options.split(",")):
         key, _, value = option.partition("=")
         try:
-            setting[key] = float(value)
+            setting[key] = int(value) if key == "max_draining" else float(value)
         except ValueError:
-            setting[key] = value
+            setting[key] = {"true": True, "false": False, "none": None}.get(value.lower(), value)
     return setting
 
 
@@ -114,7 +115,7 @@ class Simulate:
         options = _policy(self.policy)
         workload = self.trace.load()
         policy = Policy.make(options.pop("policy"), **options)
-        result = self.engine.build().run(workload, policy, horizon=workload.duration)
+        result = self.engine.build().run(workload, policy, horizon=workload.duration or None)
         print(json.dumps(result.metrics(), indent=1))
         if self.out is not None:
             result.save(self.out)
@@ -135,12 +136,12 @@ class Sweep:
 
     def run(self) -> None:
         """Run what is not on disk yet."""
-        workloads = [self.trace.load(self.trace.seed + i) for i in range(self.seeds)]
-        # Cells belong to one trace and one engine: another one gets another folder.
-        name = f"{self.trace}{self.engine}".encode()
-        import hashlib
-
-        folder = self.out / "cells" / hashlib.sha256(name).hexdigest()[:12]
+        workloads = [self.trace.load(self.trace.seed + i) for i in range(check_int(self.seeds, "seeds", minimum=1))]
+        # Cells belong to one trace and one engine: another one, or a file that has changed, gets another folder.
+        name = f"{self.trace}{self.engine}"
+        if self.trace.path is not None:
+            name += str(self.trace.path.stat().st_mtime_ns)
+        folder = self.out / "cells" / hashlib.sha256(name.encode()).hexdigest()[:12]
         rows = compare(workloads, [_policy(p) for p in self.policies], self.engine.build(), folder)
         _show(rows)
         print(f"front: {pareto(rows, self.out / 'front.png', title=workloads[0].name)}")
@@ -166,7 +167,11 @@ class Calibrate:
 
     def run(self) -> None:
         """Fit and print."""
-        for name, model in {"fitted": fit_cost_profile(json.loads(self.profile.read_text("utf-8"))), **PRESETS}.items():
+        try:
+            profile = json.loads(self.profile.read_text("utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{self.profile}: expected JSON, got something else ({error})") from None
+        for name, model in {"fitted": fit_cost_profile(profile), **PRESETS}.items():
             print(f"{name}: {model}")
 
 
