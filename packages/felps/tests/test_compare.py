@@ -156,6 +156,9 @@ def test_claims_and_grids_on_made_up_figures(tmp_path, monkeypatch):
     assert len({c["seed"] for c in measured.cells}) == claims.FAIR_SEEDS
     effect, low, high = effects.smallest_advantage(measured.cells, 0.95)
     assert effect == pytest.approx(low) == pytest.approx(high) == pytest.approx(0.1)
+    against = claims.fairer_than_vtc_skip(Context("felps", "cpu", "fairer-than-vtc-skip", tmp_path))
+    assert len(against.ours.values) == len(against.seeds) == 3 * claims.FAIR_SEEDS
+    assert against.ours.values[0] - against.baselines["vtc"].values[0] == pytest.approx(0.8 * 0.07)
     tuned = claims.tune_weight_against_skip(Context("felps", "tune", "weight-vtc-skip", tmp_path))
     assert tuned.chosen["felps"] == {"weight": 0.2} and len(tuned.cells) == 9 * 9 * 2
 
