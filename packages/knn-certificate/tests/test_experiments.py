@@ -1,13 +1,16 @@
 """Ablation, weight noise, diagnostics, effects, other bounds, the command line: small and with known answers."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 
-from neurips26.knn_certificate import Certificate, ablation, baselines, cli, datasets, diagnostics, effects
+from neurips26.knn_certificate import Certificate, ablation, baselines, claims, cli, datasets, diagnostics, effects
 from neurips26.knn_certificate.certify import certify_arrays
 from neurips26.knn_certificate.networks import MLP, AdamW, build, features_of, predict, train
 from neurips26.knn_certificate.weight_noise import CURVES, perturbed, weight_noise
+from neurips26.shared.context import Context
 
 
 def test_partners_are_mutual_and_foreign_or_alike():
@@ -153,6 +156,23 @@ def test_effects():
     shifts = [cell(0.5, s, "target shift", intervention="x") for s in range(6)]
     shifts += [cell(0.1 + 0.01 * s, s, "target shift", intervention="y") for s in range(6)]
     assert effects.smallest_shift(shifts, 0.95)[0] == pytest.approx(0.125)
+
+
+def test_claims_of_the_ablation(tmp_path, monkeypatch):
+    """All of them from seven short trainings of small networks: what is compared with what, notes and pictures."""
+    real = claims._ablation.__wrapped__
+    monkeypatch.setattr(claims, "_ablation", functools.cache(lambda *a: real(*a[:3], 60, 24, 12)))
+
+    def context(tier, name):
+        return Context("knn-certificate", tier, name, tmp_path / name)
+
+    hurt = claims.cross_pairs_hurt(context("cpu", "cross-pairs-hurt"))
+    by = {(c["factors"]["condition"], c["seed"]): c["value"] for c in hurt.cells if c["method"] == "test error"}
+    assert hurt.ours.values == pytest.approx([by["cross-pairs", s] for s in hurt.seeds], rel=1e-6)
+    assert hurt.baselines["plain training"].values == pytest.approx([by["clean", s] for s in hurt.seeds], rel=1e-6)
+    tracks = claims.geometry_tracks_generalization(context("cpu", "tracks"))
+    assert len(tracks.cells) == 5 * 7 * 4 and all(f.stat().st_size > 5_000 for f in tracks.figures)
+    assert len(claims.tune_random_labels(context("tune", "random-labels")).cells) == 4 * 2 * 3
 
 
 def test_pictures(tmp_path):

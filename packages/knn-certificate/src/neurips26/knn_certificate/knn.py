@@ -101,7 +101,9 @@ def neighbours(
     keep = min(k + _MARGIN, answering)
     make = {"torch": _torch_search, "numpy": _numpy_search, "faiss": _faiss_search}[backend]
     search = make((base / unit).astype(np.float32), (half / unit**2).astype(np.float32), device)
-    slack = _slack(length / unit, widest / unit, d, np.float32, expanded=backend == "faiss")
+    slack = _slack(
+        length / unit, widest / unit, d, np.float32, summed={"torch": "half", "faiss": "both"}.get(backend, "")
+    )
     result = np.empty((asked.shape[0], k), np.int64)
     for start in range(0, asked.shape[0], _ROWS):
         at = slice(start, start + _ROWS)
@@ -114,15 +116,18 @@ def neighbours(
     return result
 
 
-def _slack(length: np.ndarray, widest: float, d: int, dtype: Any, *, expanded: bool = False) -> np.ndarray:
+def _slack(length: np.ndarray, widest: float, d: int, dtype: Any, *, summed: str = "") -> np.ndarray:
     """How far two scores must lie apart for their order to be certain, a number a query.
 
     A product of ``d`` terms with rounded entries errs by at most ``(d + 2) u |a| |b|``, whatever the order of its sum
-    (``u`` is the unit roundoff); halving, rounding and subtracting ``|b|^2 / 2`` adds a few ``u`` of the result. Libraries
-    that add ``|a|^2`` as well (``expanded``) round that too. The order of two scores is safe beyond twice the error of one.
+    (``u`` is the unit roundoff); halving, rounding and subtracting ``|b|^2 / 2`` adds a few ``u`` of the result. Where
+    ``|b|^2 / 2`` (``summed="half"``) or ``|a|^2`` too (``"both"``) are terms of the same sum, they count with the product.
+    The order of two scores is safe beyond twice the error of one.
     """
     u = float(np.finfo(dtype).eps) / 2
-    size = 0.5 * (length + widest) ** 2 if expanded else length * widest
+    size = length * widest
+    if summed:
+        size = size + 0.5 * widest**2 + (0.5 * length**2 if summed == "both" else 0.0)
     return 2 * u * ((d + 8) * size + 4 * widest**2)
 
 
@@ -188,24 +193,45 @@ def _exact_rows(base: np.ndarray, half: np.ndarray, rows: np.ndarray, own: np.nd
 
 
 def _torch_search(small: np.ndarray, half: np.ndarray, device: str) -> Any:
-    points, minus = torch.from_numpy(small).to(device), -torch.from_numpy(half).to(device)
+    n = len(small)
+    scored = (_scored_on_cpu if torch.device(device).type == "cpu" else _scored_on_device)(small, half, device)
 
     def find(rows: np.ndarray, keep: int, own: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        asked = torch.from_numpy(rows).to(device)
         parts = []
-        with _full_precision():
-            for left in range(0, len(points), _COLUMNS):
-                scores = torch.addmm(minus[left : left + _COLUMNS], asked, points[left : left + _COLUMNS].T)
-                if own is not None:
-                    mine = np.flatnonzero((own >= left) & (own < left + scores.shape[1]))
-                    scores[torch.from_numpy(mine), torch.from_numpy(own[mine] - left)] = -torch.inf
-                values, at = _largest(scores, min(keep, scores.shape[1]))
-                parts.append((values, at + left))
+        for left in range(0, n, _COLUMNS):
+            scores = scored(rows, left)
+            if own is not None:
+                mine = np.flatnonzero((own >= left) & (own < left + scores.shape[1]))
+                scores[torch.from_numpy(mine), torch.from_numpy(own[mine] - left)] = -torch.inf
+            values, at = _largest(scores, min(keep, scores.shape[1]))
+            parts.append((values, at + left))
         values, at = (torch.cat(p, dim=1) for p in zip(*parts))
         values, order = torch.topk(values, keep, dim=1)
         return at.gather(1, order).cpu().numpy(), values.cpu().numpy()
 
     return find
+
+
+def _scored_on_cpu(small: np.ndarray, half: np.ndarray, device: str) -> Any:
+    """A tile of scores by NumPy's product, often the faster one on a CPU; its last column carries ``-|b|^2 / 2``."""
+    points = np.hstack([small, -half[:, None]])
+
+    def scored(rows: np.ndarray, left: int) -> torch.Tensor:
+        asked = np.hstack([rows, np.ones((len(rows), 1), np.float32)])
+        return torch.from_numpy(asked @ points[left : left + _COLUMNS].T)
+
+    return scored
+
+
+def _scored_on_device(small: np.ndarray, half: np.ndarray, device: str) -> Any:
+    points, minus = torch.from_numpy(small).to(device), -torch.from_numpy(half).to(device)
+
+    def scored(rows: np.ndarray, left: int) -> torch.Tensor:
+        at = slice(left, left + _COLUMNS)
+        with _full_precision():
+            return torch.addmm(minus[at], torch.from_numpy(rows).to(device), points[at].T)
+
+    return scored
 
 
 def _largest(scores: torch.Tensor, keep: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -230,7 +256,7 @@ def _largest(scores: torch.Tensor, keep: int) -> tuple[torch.Tensor, torch.Tenso
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
-    """float32 products in float32: no TF32 on a GPU, no bfloat16 on a CPU, whatever the program has asked for."""
+    """float32 products in float32: no TF32 on a GPU, whatever the program has asked for."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
