@@ -116,7 +116,7 @@ class _Forecaster(BaseEstimator):
     def partial_fit(self, y: object) -> _Forecaster:
         """Add the windows of further rows (a continuation or other series of the same channels) and solve again.
 
-        Scale, rank and penalty stay as they were chosen by :meth:`fit`.
+        Scale, rank and penalty stay as they were chosen by :meth:`fit`; channels are matched by position.
         """
         check_is_fitted(self, "forecasters_")
         panel = parse(y, "y")
@@ -154,7 +154,8 @@ class _Forecaster(BaseEstimator):
         """Forecast what follows ``y_last``.
 
         Args:
-            y_last: at least ``lookback`` rows in a form that :meth:`fit` takes.
+            y_last: at least ``lookback`` rows in a form that :meth:`fit` takes, its channels in the order of the fit:
+                they are matched by position (``feature_names_in_`` has the names).
             horizon: steps wanted; at most the fitted H unless ``recursive``.
             recursive: feed forecasts back as inputs beyond H.
 
@@ -194,7 +195,7 @@ class _Forecaster(BaseEstimator):
         return panel.rebuild([out[:, a:b] for a, b in itertools.pairwise(edges)], int(steps))
 
     def score(self, y: object) -> float:
-        """Minus the mean squared error, in scaled units, over all windows of ``y``."""
+        """Minus the mean squared error, in scaled units, over all windows of ``y``, complete rows of the fitted channels."""
         check_is_fitted(self, "forecasters_")
         columns, groups = self._columns(parse(y, "y")), self._groups()
         squared = count = 0.0
@@ -283,7 +284,7 @@ class ReducedRankForecaster(_Forecaster):
         coef_: W, ``(L, H)``; ``(C, L, H)`` unless channels share it.
         intercept_: ``(H,)`` or ``(C, H)``; zero unless ``norm="none"``.
         analysis_, synthesis_: banks A ``(L, r)`` and B ``(r, H)`` (of the first group).
-        rank_, alpha_: what was used.
+        rank_, alpha_: what was used (a rank above ``min(L, H)`` is clipped with a warning; ``rank_`` keeps what was asked).
         rank_curve_: losses over the grid where something was chosen.
     """
 
