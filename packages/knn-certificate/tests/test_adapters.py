@@ -225,11 +225,21 @@ def test_command_line_on_sentences(tokenizer, tmp_path, capsys):
             "^data: expected a folder of images for timm:resnet18, got sentences",
         ),
         (lambda p: embed("hf:x", ["a"], weights="w"), "^weights: expected none beside hf:x"),
+        (lambda p: embed(f"hf:{p}", ["a"]), "^model: expected weights that hf finds, got hf:"),
+        (
+            lambda p: embed("timm:resnet17", [p / "a.png"]),
+            "^model: expected weights that timm finds, got timm:resnet17",
+        ),
+        (lambda p: cli.main(["certify", str(p / "no.npz")]), "no.npz: expected an .npz file, got none of that name"),
+        (lambda p: cli.main(["certify", str(p / "a.csv")]), "^a.csv: expected an .npz file, got something else"),
+        (lambda p: cli.main(["verify", str(p / "no.json")]), "no.json: expected a JSON certificate, got no file"),
         (lambda p: cli.main(["certify", "--model", "hf:x"]), "^data: expected --data and no .npz file"),
         (lambda p: cli.main(["certify"]), "^features: expected an .npz file, or --model with --data"),
     ],
 )
 def test_one_clear_error(tmp_path, call, message):
+    for library in ("timm", "transformers"):
+        pytest.importorskip(library)
     (tmp_path / "a.csv").write_text("text,kind\nhello,b\n")
     with pytest.raises(ValueError, match=message):
         call(tmp_path)

@@ -16,13 +16,17 @@ Mode = Literal["auto", "blocked", "folds", "loo"]
 
 
 def _npz(path: Path, *names: str) -> list[np.ndarray]:
-    with np.load(path, allow_pickle=False) as stored:
-        missing = [n for n in names if n not in stored.files]
-        if missing:
-            raise ValueError(
-                f"{path.name}: expected arrays {', '.join(names)}, got {', '.join(stored.files) or 'none'}"
-            )
-        return [stored[n] for n in names]
+    if not path.is_file():
+        raise ValueError(f"{path}: expected an .npz file, got none of that name")
+    try:
+        stored = np.load(path, allow_pickle=False)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path.name}: expected an .npz file, got something else") from error
+    found = getattr(stored, "files", [])
+    missing = [n for n in names if n not in found]
+    if missing:
+        raise ValueError(f"{path.name}: expected arrays {', '.join(names)}, got {', '.join(found) or 'none'}")
+    return [stored[n] for n in names]
 
 
 @dataclass
@@ -106,6 +110,8 @@ class Verify:
     def __call__(self) -> int:
         from neurips26.knn_certificate import Certificate, verify
 
+        if not self.certificate.is_file():
+            raise ValueError(f"{self.certificate}: expected a JSON certificate, got no file of that name")
         problems = verify(Certificate.from_json(self.certificate.read_text("utf-8")))
         print("\n".join(problems) if problems else f"{self.certificate}: agrees with its events")
         return 1 if problems else 0

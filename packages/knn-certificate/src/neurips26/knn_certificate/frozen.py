@@ -70,7 +70,7 @@ def embed(
         batch: items a pass.
 
     Raises:
-        ValueError: another kind of ``spec``; sentences for a timm model.
+        ValueError: another kind of ``spec``; sentences for a timm model; a model that is not known or cannot be had.
         ImportError: the extra ``vision`` or ``text`` is missing.
     """
     check_int(batch, "batch", minimum=1)
@@ -83,7 +83,17 @@ def embed(
     if kind == "hf" and weights is not None:
         raise ValueError(f"weights: expected none beside {spec} (name a local folder instead), got {str(weights)!r}")
     make = _timm if kind == "timm" else _hf_images if images else _hf_text
-    run = make(name, weights, device)
+    try:
+        run = make(name, weights, device)
+    except ImportError as error:
+        extra = "vision" if images else "text"
+        raise ImportError(
+            f"model: expected the extra {extra!r} for {spec} (neurips26-knn-certificate[{extra}])"
+        ) from error
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"model: expected weights that {kind} finds, got {spec} ({str(error).splitlines()[0]})"
+        ) from error
     out = []
     with torch.inference_mode():
         starts = range(0, len(items), batch)
