@@ -2,7 +2,7 @@
 never stopped.
 
     python packages/flash-kmeans/benchmarks/out_of_core.py                 # 4 GB in a temporary folder, removed at the end
-    python packages/flash-kmeans/benchmarks/out_of_core.py --gb 0.1 --folder build
+    python packages/flash-kmeans/benchmarks/out_of_core.py --gb 0.2 --limit 25 --folder build
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-D, K, ITERATIONS, LIMIT = 128, 64, 5, 512_000_000
+D, K, ITERATIONS = 128, 64, 5
 
 
 def write_points(path: Path, gigabytes: float) -> int:
@@ -33,7 +33,7 @@ def write_points(path: Path, gigabytes: float) -> int:
     return n
 
 
-def fit(path: Path, out: Path, *options: str) -> None:
+def fit(path: Path, out: Path, limit: int, *options: str) -> None:
     """In a process of its own: cluster the memory map, write the result and the memory that it took."""
     from neurips26.flash_kmeans import kmeans
     from neurips26.flash_kmeans.memory import _resident
@@ -42,7 +42,7 @@ def fit(path: Path, out: Path, *options: str) -> None:
     kmeans(np.zeros((64, D), np.float32), 1, threads=1)  # compiled code is not what is measured
     before, start = _resident(restart=True), time.process_time()
     checkpoint = {"checkpoint": options[0], "resume": "resume" in options} if options else {}
-    r = kmeans(x, K, seed=0, max_iter=ITERATIONS, tol=-1, threads=1, memory_limit=LIMIT, **checkpoint)
+    r = kmeans(x, K, seed=0, max_iter=ITERATIONS, tol=-1, threads=1, memory_limit=limit, **checkpoint)
     figures = {"extra_bytes": _resident() - before, "cpu_seconds": time.process_time() - start, "n_iter": r.n_iter}
     np.savez(out, centroids=r.centroids, labels=r.labels, history=r.history, inertia=r.inertia)
     out.with_suffix(".json").write_text(json.dumps(figures))
@@ -60,22 +60,24 @@ def iterations(checkpoint: Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gb", type=float, default=4.0)
+    parser.add_argument("--limit", type=int, default=512, help="memory limit in MB")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--fit", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    limit = arguments.limit * 1_000_000
     if arguments.fit:
-        fit(Path(arguments.fit[0]), Path(arguments.fit[1]), *arguments.fit[2:])
+        fit(Path(arguments.fit[0]), Path(arguments.fit[1]), limit, *arguments.fit[2:])
         return 0
 
     def run(*words: str | Path) -> subprocess.Popen:
-        return subprocess.Popen([sys.executable, __file__, "--fit", *map(str, words)])
+        return subprocess.Popen([sys.executable, __file__, "--limit", str(arguments.limit), "--fit", *map(str, words)])
 
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
         path, state = folder / "x.npy", folder / "state"
         n = write_points(path, arguments.gb)
         print(
-            f"N={n}, D={D}, K={K}: a file of {path.stat().st_size / 1e9:.2f} GB, limit {LIMIT / 1e6:.0f} MB", flush=True
+            f"N={n}, D={D}, K={K}: a file of {path.stat().st_size / 1e9:.2f} GB, limit {arguments.limit} MB", flush=True
         )
         if run(path, folder / "whole.npz").wait():
             return 1
@@ -98,6 +100,11 @@ def main() -> int:
         for name in ("whole", "resumed"):
             figures = json.loads((folder / f"{name}.json").read_text())
             print(f"{name}: peak {figures['extra_bytes'] / 1e6:.0f} MB added, {figures['cpu_seconds']:.1f} CPU s")
+            if (
+                figures["extra_bytes"] > limit + 16 * n
+            ):  # labels, distances and the checkpoint's copy of them grow with N
+                print(f"{name}: more memory than the limit of {arguments.limit} MB allows", file=sys.stderr)
+                return 1
         print(f"bitwise equal: {', '.join(whole.files)}")
     return 0
 

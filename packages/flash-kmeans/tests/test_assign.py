@@ -33,7 +33,7 @@ def test_distances_are_exact():
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_equal_to_brute_force(d, dtype):
     rng = np.random.default_rng(d)
-    for n, k in [(1, 1), (63, 2), (64, 63), (65, 64), (300, 65)]:
+    for n, k in [(1, 1), (63, 2), (64, 63), (65, 64), (300 if d < 100 else 70, 65)]:
         x, c = rng.standard_normal((n, d)).astype(dtype), rng.standard_normal((k, d)).astype(dtype)
         expected, tie = brute(x, c)
         got = assign(x, c)

@@ -1,5 +1,10 @@
 """Checkpoints: killed and resumed is bitwise the same as never stopped."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -39,6 +44,17 @@ def test_a_finished_run_resumes_to_itself(tmp_path, x):
     assert first.converged and (first.labels == again.labels).all() and first.n_iter == again.n_iter
 
 
+@pytest.mark.slow
+def test_killed_from_outside_under_a_memory_limit(tmp_path):
+    """The 4 GB run of the README in small: SIGKILL after two of five iterations, then the rest; bitwise equal."""
+    script = Path(__file__).parents[1] / "benchmarks" / "out_of_core.py"
+    command = [sys.executable, str(script), "--gb", "0.2", "--limit", "25", "--folder", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "killed (SIGKILL)" in done.stdout and "bitwise equal: centroids, labels, history, inertia" in done.stdout
+
+
 @pytest.mark.bad_input
 def test_refused(tmp_path, x):
     kmeans(x, 5, seed=0, max_iter=2, checkpoint=tmp_path / "c")
@@ -46,6 +62,9 @@ def test_refused(tmp_path, x):
         kmeans(x + 1, 5, seed=0, checkpoint=tmp_path / "c", resume=True)
     with pytest.raises(ValueError, match="belongs to other data or settings"):
         kmeans(x, 6, seed=0, checkpoint=tmp_path / "c", resume=True)
+    for other in (dict(weights=np.arange(4000)), dict(center=False), dict(metric="cosine")):
+        with pytest.raises(ValueError, match="belongs to other data or settings"):
+            kmeans(x, 5, seed=0, checkpoint=tmp_path / "c", resume=True, **other)
     (tmp_path / "bad").write_bytes((tmp_path / "c").read_bytes()[:100])
     with pytest.raises(ValueError, match="is not a readable checkpoint"):
         kmeans(x, 5, checkpoint=tmp_path / "bad", resume=True)

@@ -21,7 +21,7 @@ class Fit:
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])]
     """Number of clusters."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
-    """Centroids, a .npy file (K, D)."""
+    """Centroids, a .npy file (K, D); or an estimator that `KMeans.load` reads, where the name ends in .safetensors."""
     labels: Path | None = None
     """Where to write the labels as well."""
     init: Literal["k-means++", "k-means||", "random"] = "k-means++"
@@ -48,7 +48,17 @@ class Fit:
             self.x, self.k, init=self.init, max_iter=self.max_iter, tol=self.tol, metric=self.metric,
             memory_limit=self.memory_limit, checkpoint=self.checkpoint, resume=self.resume, seed=self.seed, device=self.device,
         )  # fmt: skip
-        for path, array in ((self.out, result.centroids), (self.labels, result.labels)):
+        arrays = [(self.labels, result.labels)]
+        if self.out.suffix == ".safetensors":
+            from neurips26.flash_kmeans import KMeans
+
+            model = KMeans(self.k, init=self.init, max_iter=self.max_iter, tol=self.tol, metric=self.metric)
+            model.cluster_centers_, model.inertia_, model.n_iter_ = result.centroids, result.inertia, result.n_iter
+            model.history_, model.path_ = result.history, result.path
+            model.save(self.out)
+        else:
+            arrays.append((self.out, result.centroids))
+        for path, array in arrays:
             if path is not None:
                 with atomic_path(path) as temporary, open(temporary, "wb") as file:
                     np.save(file, array)
@@ -63,7 +73,7 @@ class Predict:
     x: tyro.conf.Positional[Path]
     """File with an array (N, D)."""
     centroids: tyro.conf.Positional[Path]
-    """File with an array (K, D), as `fit` writes it."""
+    """What `fit` wrote: a .npy file (K, D), or a .safetensors file, which knows its metric."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
     """Labels, a .npy file (N,) of int32."""
     metric: Literal["euclidean", "cosine"] = "euclidean"
@@ -72,10 +82,16 @@ class Predict:
         """Assign and write."""
         import numpy as np
 
-        from neurips26.flash_kmeans import assign
+        from neurips26.flash_kmeans import KMeans, assign
         from neurips26.shared.runs import atomic_path
 
-        labels = assign(self.x, np.load(self.centroids), metric=self.metric)
+        metric = self.metric
+        if self.centroids.suffix == ".safetensors":
+            model = KMeans.load(self.centroids)
+            centroids, metric = model.cluster_centers_, model.metric
+        else:
+            centroids = np.load(self.centroids)
+        labels = assign(self.x, centroids, metric=metric)
         with atomic_path(self.out) as temporary, open(temporary, "wb") as file:
             np.save(file, labels)
         print(f"{len(labels)} labels")
@@ -119,14 +135,18 @@ class CompileReport:
     """Compile the Triton kernels for GPUs that need not be here, and print what the compiler made of them."""
 
     grid: bool = False
-    """Every configuration of a grid of 200 shapes as well (several minutes), not only the paper's shapes."""
+    """Every configuration of a grid of 240 shapes and of `benchmarks/gpu.py` as well (several minutes), not only the paper's."""
     arch: list[int] = field(default_factory=lambda: [80, 90])
     """Compute capabilities times ten."""
 
     def run(self) -> None:
-        """Print one line a kernel and the number of those that do not fit."""
+        """Print one line a kernel, and what is wrong with it; a kernel with a fault makes the status 2."""
         from neurips26.flash_kmeans.compile_report import compile_report, grid_variants, paper_variants
+        from neurips26.flash_kmeans.gpu_plan import ARCHITECTURES
+        from neurips26.shared.arrays import check_choice
 
+        for arch in self.arch:
+            check_choice(arch, "arch", ARCHITECTURES)
         found = compile_report((grid_variants if self.grid else paper_variants)(self.arch))
         print("arch  kernel               type      registers  spills  shared   HMMA  HGMMA  atomics  tiles")
         for c in found:
@@ -134,14 +154,19 @@ class CompileReport:
             tiles = "x".join(
                 str(constants[name]) for name in ("BLOCK_N", "BLOCK_K", "BLOCK_D", "BLOCK_R") if name in constants
             )
+            weighted = " weighted" if constants.get("WEIGHTED") else ""
             print(
                 f"sm_{v.arch} {v.kernel:20} {v.dtype:9} {c.registers:9} {c.spills:7} {c.shared:7} {c.matrix:6} {c.warpgroup:6} "
-                f"{c.atomics:8}  D={constants.get('D', '-')} {tiles} warps={v.num_warps}"
+                f"{c.atomics:8}  D={constants.get('D', '-')} {tiles} warps={v.num_warps}{weighted} {', '.join(c.faults)}"
             )
-        bad = sum(not c.fits for c in found)
-        print(f"{len(found)} kernels, {bad} that spill or do not fit")
+        bad = [c for c in found if c.faults]
+        spills, atomics = sum(c.spills for c in found), sum(c.atomics for c in found)
+        print(f"{len(found)} kernels, {spills} spills, {atomics} atomics, {len(bad)} with a fault")
+        for arch in self.arch:
+            most = max(c.shared for c in found if c.variant.arch == arch)
+            print(f"sm_{arch}: at most {most} of {ARCHITECTURES[arch].shared_bytes} bytes of shared memory")
         if bad:
-            raise ValueError(f"{bad} of {len(found)} kernels spill or need more shared memory than the device has")
+            raise ValueError(f"{len(bad)} of {len(found)} kernels have faults")
 
 
 @dataclass

@@ -242,7 +242,7 @@ def kmeans(
     rows = rows_of(source, through_file=memory_limit is not None, allow_empty=distributed)
     if metric == "cosine":
         rows = UnitRows(rows)
-    weight = check_weights(weights, rows.n)
+    weight = check_weights(weights, rows.n, partial=distributed)
     generator = seed if isinstance(seed, np.random.Generator) else np.random.default_rng(seed)
     options: dict[str, Any] = dict(
         weights=weight, unit=metric == "cosine", center=center, chunk_rows=chunk_rows, memory_limit=memory_limit,
@@ -271,7 +271,9 @@ def kmeans(
     for run in range(n_init):
         store = None
         if checkpoint is not None:
-            store = checkpoints.Checkpoint(checkpoint, checkpoint_every, resume, engine, (k, metric, empty, float(tol)))
+            store = checkpoints.Checkpoint(
+                checkpoint, checkpoint_every, resume, engine, (k, metric, empty, float(tol), center)
+            )
         if store is not None and store.found:
             start = np.zeros((k, rows.d))
         else:
@@ -299,8 +301,8 @@ def _drop(engine: Engine, centroids: np.ndarray, labels: np.ndarray) -> tuple[np
     return centroids[kept], (np.cumsum(kept, dtype=np.int32) - 1)[labels].astype(np.int32)
 
 
-def check_weights(weights: Any, n: int, name: str = "weights") -> np.ndarray | None:
-    """`(N,)` float64 weights: finite, non-negative, not all zero."""
+def check_weights(weights: Any, n: int, name: str = "weights", *, partial: bool = False) -> np.ndarray | None:
+    """`(N,)` float64 weights: finite, non-negative, not all zero (unless they are those of a part of the rows)."""
     if weights is None:
         return None
     values = np.asarray(weights.detach().cpu() if hasattr(weights, "detach") else weights, dtype=np.float64)
@@ -314,7 +316,7 @@ def check_weights(weights: Any, n: int, name: str = "weights") -> np.ndarray | N
         )
     if n and values.min() < 0:
         raise ValueError(f"{name}: expected non-negative numbers, got {values.min()} at {int(values.argmin())}")
-    if n and not values.any():
+    if n and not partial and not values.any():
         raise ValueError(f"{name}: expected at least one positive number, got all zeros")
     return values
 
