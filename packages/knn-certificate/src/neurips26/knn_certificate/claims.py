@@ -54,7 +54,7 @@ def _cell(factors: dict[str, Any], seed: int, method: str, value: float) -> dict
 )
 def valid(ctx: Context) -> Measurement:
     """Valid."""
-    seeds = ctx.seeds(30 if ctx.tier == "quick" else 300)
+    seeds = ctx.seeds(20 if ctx.tier == "quick" else 300)
     cells, shown = [], []
     for protocol in ("unlabeled", "none", "double-deletion"):
         for seed in ctx.track(seeds, f"coverage {protocol}"):
@@ -671,9 +671,8 @@ def _noise_cells(ctx: Context) -> tuple[list[dict[str, Any]], list[int]]:
 @functools.cache
 def _noise(seed: int, draws: int) -> list[dict[str, Any]]:
     data = datasets.digits()
-    first, rest = datasets.random_split(len(data.y), 1_000, seed)
-    x, y = torch.from_numpy(data.X[first]).float(), torch.from_numpy(data.y[first])
-    model = train(build(lambda: MLP(64, 10, 128), seed), x, y, steps=400, batch=128, seed=seed)
+    first, rest = datasets.random_split(len(data.y), 1_200, seed)
+    model = _digits_networks(seed, 1_200)[0]
     return weight_noise(model, data.X[first], data.y[first], data.X[rest], data.y[rest], _NOISE, draws=draws, seed=seed)
 
 
