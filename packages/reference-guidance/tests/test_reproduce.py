@@ -92,6 +92,32 @@ def test_command_line(folder, tmp_path, capsys):
     assert main(["reproduce", "blue-elephant", *where, *small]) == 0
 
 
+def test_wrong_arguments_are_told_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "img").mkdir()
+    Image.new("RGB", (40, 30), (90, 10, 20)).save("img/0.png")
+    size = ["--height", "32", "--width", "32"]
+    assert main(["bank-build", "--pipe", "tiny:sd3", "--images", "img", "--out", "b.safetensors", *size]) == 0
+    ReferenceBank.from_latents(torch.zeros(3, 4, 5)).save("bare.safetensors")
+    draw = ["generate", "--pipe", "tiny:sd3", "--out", "o", "--bank"]
+    for call, said in (
+        (["bank-build", "--pipe", "tiny:sd3", "--images", "img/0.png", "--out", "c.safetensors"], "Not a directory"),
+        (["bank-mix", "--first", "b.safetensors", "--second", "bare.safetensors", "--out", "m"], "the same VAE"),
+        (["bank-info", "--bank", "img"], "not a safetensors file"),
+        ([*draw, "bare.safetensors"], "bank: bare.safetensors does not know the size"),
+        ([*draw, "b.safetensors", "--steps", "0"], "steps: expected an integer >= 1, got 0"),
+        ([*draw, "b.safetensors", "--device", "tpu"], "device: expected cpu, cuda"),
+        (["sweep", *draw[1:], "b.safetensors", "--sizes", "-1"], "sizes: expected an integer >= 0, got -1"),
+        (["reproduce", "pink-elephant", "--pipe", "tiny:sd3"], "pipe: expected one that takes prompts"),
+        (["spg-train", "--out", "t", "--steps", "0"], "steps: expected an integer >= 1, got 0"),
+        (["spg-sample", "--model", "none", "--bank", "b.safetensors", "--out", "x"], "model: expected a folder"),
+    ):
+        capsys.readouterr()
+        assert main(call) == 2
+        error = capsys.readouterr().err
+        assert said in error and error.startswith("error: ") and error.count("\n") == 1
+
+
 def test_spg_verbs_train_continue_sample_and_measure(tmp_path, capsys):
     small = ["--patch", "4", "--dim", "16", "--depth", "1", "--heads", "1", "--anchor-heads", "1", "--batch", "4"]
     train = ["spg-train", "--out", str(tmp_path / "t"), *small, "--bank", "8", "--every", "2"]

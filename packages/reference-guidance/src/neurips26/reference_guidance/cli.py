@@ -142,6 +142,12 @@ class Reproduce:
 
         how = reproduce.released(self.name)
         dtype = torch.bfloat16 if self.device.startswith("cuda") else None
+        _check_device(self.device)
+        if self.pipe.startswith("tiny:"):
+            raise ValueError(
+                f"pipe: expected one that takes prompts, got {self.pipe!r}, which has no text encoder "
+                "(save_tiny_klein writes a tiny one that has)"
+            )
         pipe = reproduce.load_pipeline(self.pipe or how["model"], dtype).to(self.device)
         pipe.set_progress_bar_config(disable=True)
         return reproduce.run_released(
@@ -175,11 +181,12 @@ class SpgTrain:
     bank: int = 0
     """References drawn a step; 0 takes the whole training set."""
     lr: float = 1e-4
-    patch: int = 2
-    dim: int = 768
-    depth: int = 11
-    heads: int = 12
-    anchor_heads: int = 8
+    patch: int = 0
+    """Sizes of the model: 0 takes the authors' 2, 768, 11, 12, 8, or 4, 64, 3, 4, 1 for digits."""
+    dim: int = 0
+    depth: int = 0
+    heads: int = 0
+    anchor_heads: int = 0
     precision: Literal["no", "bf16", "fp16"] = "no"
     seed: int = 0
     every: int = 500
@@ -193,12 +200,16 @@ class SpgTrain:
         from neurips26.reference_guidance.spg import SPG, DiTMean, SPGConfig
         from neurips26.reference_guidance.spg_train import SPGTrainer, TrainConfig
         from neurips26.reference_guidance.toys import digits
+        from neurips26.shared.arrays import check_int
         from neurips26.shared.progress import track
 
+        check_int(self.every, "every", minimum=1)
         data = digits().images if self.latents is None else ReferenceBank.load(self.latents).latents
         if data.ndim != 4:
             raise ValueError(f"latents: expected (n, c, h, w), got {tuple(data.shape)}")
-        sizes = SPGConfig(*data.shape[1:], self.patch, self.dim, self.depth, self.heads, self.anchor_heads)
+        asked = (self.patch, self.dim, self.depth, self.heads, self.anchor_heads)
+        usual = (4, 64, 3, 4, 1) if self.latents is None else (2, 768, 11, 12, 8)
+        sizes = SPGConfig(*data.shape[1:], *(a or b for a, b in zip(asked, usual)))
         torch.manual_seed(self.seed)
         model = SPG.from_sizes(sizes) if self.model == "spg" else DiTMean.of_equal_budget(sizes)
         config = TrainConfig(self.steps, self.batch, self.bank, self.lr, precision=self.precision, seed=self.seed)
@@ -241,6 +252,8 @@ class SpgSample:
         from neurips26.reference_guidance.spg import SPG
         from neurips26.reference_guidance.spg_pipeline import SPGPipeline
 
+        if not (self.model / "config.json").exists():
+            raise ValueError(f"model: expected a folder that spg-train wrote, got {str(self.model)!r}")
         pipe = SPGPipeline(SPG.from_pretrained(self.model).eval())
         generator = torch.Generator().manual_seed(self.seed)
         return pipe(self.n, ReferenceBank.load(self.bank), self.steps, generator)
@@ -298,11 +311,19 @@ def _grid(how: Generate, grid: list[dict[str, Any]]) -> dict[str, Any]:
     """Pictures of a grid of settings under one bank."""
     from neurips26.reference_guidance.bank import ReferenceBank
     from neurips26.reference_guidance.reproduce import load_pipeline, run_grid
+    from neurips26.shared.arrays import check_int
 
-    pipe, bank = load_pipeline(how.pipe).to(how.device), ReferenceBank.load(how.bank)
+    _check_device(how.device)
+    bank = ReferenceBank.load(how.bank)
+    if bank.size is None:
+        raise ValueError(f"bank: {how.bank} does not know the size of its pictures; make it with bank-build")
+    for row in grid:
+        check_int(row.get("steps", how.steps), "steps", minimum=1)
+        check_int(row.get("references", 0), "sizes", minimum=0)
+    pipe = load_pipeline(how.pipe).to(how.device)
     bank.check_pipe(pipe)
     pipe.set_progress_bar_config(disable=True)
-    height, width = bank.size or (768, 768)
+    height, width = bank.size
     row: dict[str, Any] = {
         "bank": bank, "strength": how.strength, "schedule": how.schedule, "window": (0.0, 0.95), "topk": how.topk,
         "mode": how.mode, "steps": how.steps, "guidance_scale": how.guidance_scale, "prompt": how.prompt,
@@ -313,6 +334,18 @@ def _grid(how: Generate, grid: list[dict[str, Any]]) -> dict[str, Any]:
         if m:
             change |= {"references": m, "bank": bank.subset(list(range(min(m, len(bank)))))}
     return run_grid(pipe, row, grid, how.out)
+
+
+def _check_device(name: str) -> None:
+    """Say it before the model is loaded where the device does not exist."""
+    import torch
+
+    try:
+        kind = torch.device(name).type
+    except RuntimeError as error:
+        raise ValueError(f"device: expected cpu, cuda or cuda:N, got {name!r}") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device: expected a device of this machine, got {name!r}: it has no CUDA device")
 
 
 def _embeddings(pipe: str) -> dict[str, Any] | None:
@@ -337,7 +370,7 @@ def main(argv: list[str]) -> int:
     verb = tyro.extras.subcommand_cli_from_dict(VERBS, args=argv, prog="neurips26 reference-guidance")
     try:
         print(json.dumps(verb.run(), indent=1))
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
