@@ -149,7 +149,7 @@ def test_asynchronous_mode_never_waits_and_learns(ckpt):
     import threading
 
     gate, inner = threading.Event(), adapter._learn
-    adapter._learn = lambda s: (gate.wait(20), inner(s))[1]  # an update that cannot finish yet
+    adapter._learn = lambda *parts: (gate.wait(20), inner(*parts))[1]  # an update that cannot finish yet
     frozen = TestTimeAdapter(ckpt, method="none")
     for o in observations(12):
         action, info = adapter.step(o)

@@ -73,10 +73,10 @@ class TestTimeAdapter:
         self.save_path = None if save_path is None else Path(save_path)
         if self.save_every and self.save_path is None:
             raise ValueError("save_path: expected a file when save_every > 0, got None")
-        tta, self._act, self._learn = ckpt.programs(self.cfg)
+        tta, self._reads, self._act, self._learn = ckpt.programs(self.cfg)
         self._reset = tta.reset
         self._seed = check_int(seed, "seed", minimum=0)
-        self.state: TTAState = tta.init(ckpt.actor, jax.random.key(self._seed), ckpt.obs_size)
+        self.state: TTAState = _copy(tta.init(ckpt.actor, jax.random.key(self._seed), ckpt.obs_size))
         self.counters = {"nonfinite": 0, "deadline_misses": 0, "skipped_updates": 0}
         self._last_good = np.asarray(ckpt.mean, np.float32).copy()
         self._tick = 0
@@ -86,9 +86,9 @@ class TestTimeAdapter:
     def warmup(self) -> float:
         """Compiles everything outside the control loop and leaves the state alone; returns the seconds it took."""
         start = time.perf_counter()
-        obs = jnp.asarray(self._last_good)
-        state, action, _ = self._act(self.state, obs, True)
-        jax.block_until_ready((action, self._learn(state)))
+        state = _copy(self.state)
+        memory, _, _ = self._act(state.memory, self._read(state), self._last_good, np.bool_(True))
+        jax.block_until_ready(self._learn(memory, state._replace(memory=None)))
         return time.perf_counter() - start
 
     def step(self, obs: Any) -> tuple[np.ndarray, dict[str, Any]]:
@@ -111,11 +111,11 @@ class TestTimeAdapter:
         else:
             self._last_good = obs
         self._collect()
-        state, action, metrics = self._act(self.state, jnp.asarray(obs), valid)
-        self.state = state
+        memory, changed, answer = self._act(self.state.memory, self._read(self.state), obs, np.bool_(valid))
+        self.state = self.state._replace(memory=memory, **changed)
         if valid and self._tick % self.cfg.update_every == 0 and self.cfg.lr > 0:
             self._update()
-        out = np.array(action)
+        *_, q, entropy, fallen = answer = np.array(answer)
         self._tick += valid
         if self.save_every and valid and self._tick % self.save_every == 0:
             assert self.save_path is not None
@@ -123,12 +123,15 @@ class TestTimeAdapter:
         seconds = time.perf_counter() - start
         self.counters["deadline_misses"] += seconds > self.deadline
         info = {
-            "q": float(metrics["q"]),
-            "entropy": float(metrics["entropy"]),
-            "fallen": bool(metrics["fallen"]),
+            "q": float(q),
+            "entropy": float(entropy),
+            "fallen": bool(fallen),
             "seconds": seconds,
         }
-        return out, info | self.counters | {"valid": valid, "rollbacks": int(self.state.rollbacks)}
+        return answer[:-3].copy(), info | self.counters | {"valid": valid, "rollbacks": int(self.state.rollbacks)}
+
+    def _read(self, state: TTAState) -> dict[str, Any]:
+        return {name: getattr(state, name) for name in self._reads}
 
     def _vector(self, obs: Any) -> np.ndarray:
         d = self.ckpt.obs_size
@@ -149,13 +152,15 @@ class TestTimeAdapter:
     # -- updates: in the loop, or in a thread --------------------------------------------------------------------------
     def _update(self) -> None:
         if not self.asynchronous:
-            self.state = self._learn(self.state)[0]
+            memory, rest = self._learn(*_parts(self.state))
+            self.state = rest._replace(memory=memory)
         elif self._worker is None:
-            snapshot = self.state
+            # the control loop goes on writing its memory in place, so the thread gets a copy of it
+            snapshot = self.state._replace(memory=_copy(self.state.memory))
 
             def work() -> None:
-                result = self._learn(snapshot)[0]
-                self._result = jax.block_until_ready(result)
+                memory, rest = jax.block_until_ready(self._learn(*_parts(snapshot)))
+                self._result = rest._replace(memory=memory)
 
             self._worker = threading.Thread(target=work, daemon=True)
             self._worker.start()
@@ -183,7 +188,7 @@ class TestTimeAdapter:
     def reset(self) -> None:
         """Starts an episode: forgets everything under the episodic protocol, nothing under the continual one."""
         self.finish()
-        self.state = self._reset(self.state)
+        self.state = _copy(self._reset(self.state))
         if self.cfg.protocol == "episodic":
             self._tick = 0
 
@@ -200,7 +205,7 @@ class TestTimeAdapter:
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs to continue with the same actions."""
         self.finish()
-        arrays = jax.tree.map(np.asarray, self.state)
+        arrays = jax.tree.map(lambda x: np.array(x, copy=True), self.state)
         return {
             "state": arrays,
             "tick": self._tick,
@@ -215,7 +220,7 @@ class TestTimeAdapter:
         new, old = jax.tree.leaves(saved["state"]), jax.tree.leaves(self.state)
         if len(new) != len(old) or any(np.shape(a) != np.shape(b) for a, b in zip(new, old, strict=True)):
             raise ValueError("saved: expected the state of an adapter with the same checkpoint and memory capacity")
-        self.state = jax.tree.map(jnp.asarray, saved["state"])
+        self.state = _copy(saved["state"])
         self._tick, self.counters = int(saved["tick"]), dict(saved["counters"])
         self._last_good = np.asarray(saved["last_good"], np.float32).copy()
 
@@ -230,3 +235,13 @@ class TestTimeAdapter:
         """Continues from a file of `save`."""
         state, extra = storage.load_tree(Path(path), self.state)
         self.load_state_dict({"state": state, **extra})
+
+
+def _parts(state: TTAState) -> tuple[Any, TTAState]:
+    """The memory, which a tick overwrites in place, and everything else."""
+    return state.memory, state._replace(memory=None)
+
+
+def _copy(tree: Any) -> Any:
+    """The same numbers in buffers of their own."""
+    return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)

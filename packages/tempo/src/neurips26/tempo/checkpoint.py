@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from . import networks, storage
-from .adaptation import TTA, TTAConfig, make_tta
+from .adaptation import TTA, TTAConfig, TTAState, make_tta
 from .distributions import Categorical, Gaussian, Scalar, support
 
 __all__ = ["Checkpoint", "CheckpointError", "Meta", "available", "load", "untrained"]
@@ -32,6 +32,23 @@ HEADS = {"categorical": None, "gaussian": 2, "scalar": 1}
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used; the message names the field."""
+
+
+class Programs(NamedTuple):
+    """Compiled tick and update. Both write the memory in place: its buffers are donated and must not be used again.
+
+    Attributes:
+        tta: the functions they were compiled from.
+        reads: fields of the state that `act` gets; handing over all of it would cost more than the networks do.
+        act: (memory, {field: value}, obs, valid) -> (memory, {changed field: value}, vector); the vector is
+            (action, q, entropy, fallen), so that a tick costs a single transfer.
+        learn: (memory, state without it) -> (memory, state without it).
+    """
+
+    tta: TTA
+    reads: tuple[str, ...]
+    act: Any
+    learn: Any
 
 
 @dataclass(frozen=True)
@@ -119,11 +136,26 @@ class Checkpoint:
             project=networks.get(self.meta.arch).project,
         )
 
-    def programs(self, cfg: TTAConfig) -> tuple[TTA, Any, Any]:
-        """`tta(cfg)` with its `act` and `learn` jitted; all adapters of this object share what is compiled."""
+    def programs(self, cfg: TTAConfig) -> Programs:
+        """`tta(cfg)` with one control tick and one update compiled; all adapters of this object share them."""
         if cfg not in self._programs:
             tta = self.tta(cfg)
-            self._programs[cfg] = tta, jax.jit(tta.act), jax.jit(tta.learn)
+            reads, writes = ("theta", "step", "was_fallen"), ("step", "was_fallen")
+            if cfg.restore_on_fall:
+                reads, writes = (*reads, "m", "v", "snapshot", "rollbacks"), (*writes, "theta", "m", "v", "rollbacks")
+            nothing = TTAState(*(None,) * len(TTAState._fields))
+
+            def act(memory: Any, read: dict[str, Any], obs: jax.Array, valid: jax.Array) -> tuple[Any, Any, jax.Array]:
+                state, action, m = tta.act(nothing._replace(memory=memory, **read), obs, valid)
+                said = jnp.stack([m["q"], m["entropy"], m["fallen"].astype(jnp.float32)])
+                return state.memory, {name: getattr(state, name) for name in writes}, jnp.concatenate([action, said])
+
+            def learn(memory: Any, rest: Any) -> tuple[Any, Any]:
+                state, _ = tta.learn(rest._replace(memory=memory))
+                return state.memory, state._replace(memory=None)
+
+            donated = {"donate_argnums": 0}
+            self._programs[cfg] = Programs(tta, reads, jax.jit(act, **donated), jax.jit(learn, **donated))
         return self._programs[cfg]
 
     def act(self, obs: np.ndarray) -> np.ndarray:
