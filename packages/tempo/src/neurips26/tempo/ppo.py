@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from . import networks, storage
+from . import networks, practice, storage
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,9 @@ class PPOConfig:
     mirror_coef: float = (
         0.05  # weight of the left-right symmetry loss |mu(o) - M mu(M o)|^2 / sigma^2 (Mittal et al. 2024)
     )
+    backend: str = "envpool"  # or "mujoco": our simulators, for the last part of training
+    command_seconds: float = 5.0  # mean time between commands ("mujoco" only; the task has 5 s)
+    push_speed: float = 0.0  # m/s, pushes and bad starts ("mujoco" only)
     env_threads: int = 1
     overlap: bool = True  # collect the next batch while learning from the last one (policy one iteration old)
 
@@ -110,13 +113,23 @@ def normalise(stats: dict[str, Any], x: Any) -> Any:
     return ((x - stats["mean"]) / (stats["var"] + 1e-8) ** 0.5).clip(-10.0, 10.0)
 
 
-def make_envs(name: str, num_envs: int, threads: int, seed: int, **options: Any) -> Any:
+def envpool_envs(name: str, num_envs: int, threads: int, seed: int, **options: Any) -> Any:
     """n environments of envpool."""
     try:
         import envpool
     except ImportError as error:
-        raise ImportError("pretraining needs envpool: pip install 'neurips26-tempo[envpool]'") from error
+        raise ImportError("backend 'envpool' needs envpool: pip install 'neurips26-tempo[envpool]'") from error
     return envpool.make_gymnasium(f"{name}-v1", num_envs=num_envs, num_threads=threads, seed=seed, **options)
+
+
+def make_envs(cfg: PPOConfig, num_envs: int, seed: int) -> tuple[Any, int]:
+    """n environments, envpool's or ours with their own pace of commands and pushes, and their number of motors."""
+    if cfg.backend == "mujoco":
+        robot = cfg.env.partition("Joystick")[0].lower()
+        envs = practice.PracticeEnvs(robot, num_envs, seed, cfg.command_seconds, cfg.push_speed)
+        return envs, envs.world.action_size
+    envs = envpool_envs(cfg.env, num_envs, cfg.env_threads, seed)
+    return envs, envs.action_space.shape[-1]
 
 
 TRACKING = ("tracking_lin_vel", "tracking_ang_vel")
@@ -177,7 +190,7 @@ class Collector:
     def __init__(self, cfg: PPOConfig, segment: int):
         self.cfg = cfg
         self.rng = np.random.default_rng([cfg.seed, 11, segment])
-        self.envs = make_envs(cfg.env, cfg.num_envs, cfg.env_threads, (cfg.seed * 100_003 + segment * 7919) % 2**30)
+        self.envs, _ = make_envs(cfg, cfg.num_envs, (cfg.seed * 100_003 + segment * 7919) % 2**30)
         self.obs, _ = self.envs.reset()
         self.alive = np.ones(cfg.num_envs, bool)  # False: this step only delivers the reset observation
 
@@ -379,9 +392,9 @@ def train(
     config = json.loads(json.dumps(asdict(cfg)))
     checkpoint, log = out / "checkpoint.npz", out / "metrics.jsonl"
 
-    probe = make_envs(cfg.env, 1, 1, 0)
+    probe, actions = make_envs(cfg, 1, 0)
     obs, _ = probe.reset()
-    sizes = obs["state"].shape[1], obs["privileged_state"].shape[1], probe.action_space.shape[-1]
+    sizes = obs["state"].shape[1], obs["privileged_state"].shape[1], actions
     del probe
     state, iteration = init_learner(cfg, *sizes), 0
     if checkpoint.exists():

@@ -333,9 +333,9 @@ def make(
     if robot == "go2":
         raise ValueError(f"backend: Go2 runs on 'mujoco' only, got {backend!r}")
     if backend == "envpool":
-        from .ppo import make_envs
+        from .ppo import envpool_envs
 
-        return make_envs(name, num_envs, options.pop("num_threads", 1), seed, **options)
+        return envpool_envs(name, num_envs, options.pop("num_threads", 1), seed, **options)
     return _make_mjx(name, **options)
 
 

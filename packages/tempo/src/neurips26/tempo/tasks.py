@@ -52,7 +52,7 @@ class Task:
         self.default = self.init_qpos[7:].copy()
         self.nu = model.nu
         self.feet_site = np.array([model.site(f).id for f in self.feet])
-        self.foot_velocity = np.array([self._slice(f"{f}_global_linvel") for f in self.feet])
+        self.foot_velocity = np.array([self.sensor(f"{f}_global_linvel") for f in self.feet])
         widths = {"linvel": 3, "gyro": 3, "gravity": 3, "joint_pos": self.nu, "joint_vel": self.nu}
         widths |= {"last_act": self.nu, "command": 3, "phase": 4}
         self.slices, at = {}, 0
@@ -64,8 +64,9 @@ class Task:
         for name, half in NOISE.items():
             self.noise_scale[self.slices[name]] = half
 
-    def _slice(self, sensor: str) -> np.ndarray:
-        s = self.model.sensor(sensor)
+    def sensor(self, name: str) -> np.ndarray:
+        """Where a sensor's numbers stand in MuJoCo's sensor data."""
+        s = self.model.sensor(name)
         return np.arange(s.adr[0], s.adr[0] + s.dim[0])
 
     def new_memory(self, n: int) -> dict[str, np.ndarray]:
@@ -115,6 +116,7 @@ class QuadrupedTask(Task):
 
     sim_dt = 0.004
     imu = "imu"
+    command_seconds = 5.0  # mean time between two commands
     fields = ("linvel", "gyro", "gravity", "joint_pos", "joint_vel", "last_act", "command")
     command_scale = np.array([1.5, 0.8, 1.2])
     command_keep = np.array([0.9, 0.25, 0.5])
@@ -132,12 +134,12 @@ class QuadrupedTask(Task):
             0.95 * model.jnt_range[1:].T
         )  # soft limits scale the limits themselves, as Playground does
         names = ("gyro", "local_linvel", "upvector", "global_linvel", "global_angvel")
-        self._gyro, self._linvel, self._up, self._glinvel, self._gangvel = (self._slice(n) for n in names)
-        self._found = np.array([self._slice(f"{f}_floor_found")[0] for f in self.feet])
+        self._gyro, self._linvel, self._up, self._glinvel, self._gangvel = (self.sensor(n) for n in names)
+        self._found = np.array([self.sensor(f"{f}_floor_found")[0] for f in self.feet])
 
     def begin(self, rng: np.random.Generator) -> tuple[dict[str, Any], np.ndarray]:
         """See `Task.begin`."""
-        until = round(rng.exponential() * 5.0 / DT)
+        until = round(rng.exponential() * self.command_seconds / DT)
         return {"command": rng.uniform(-1, 1, 3) * self.command_scale, "until": until}, np.ones(self.nu)
 
     def advance(self, memory: dict[str, np.ndarray], i: int, rng: np.random.Generator) -> None:
@@ -147,7 +149,7 @@ class QuadrupedTask(Task):
             new = rng.uniform(-1, 1, 3) * self.command_scale * (rng.random(3) < self.command_keep)
             change = rng.random(3) < 0.5
             memory["command"][i] = np.where(change, new, memory["command"][i])
-            memory["until"][i] = round(rng.exponential() * 5.0 / DT)
+            memory["until"][i] = round(rng.exponential() * self.command_seconds / DT)
 
     def sense(self, p: Physics, memory: dict[str, np.ndarray]) -> np.ndarray:
         """Clean observation (n, d)."""
@@ -232,13 +234,13 @@ class HumanoidTask(Task):
             "global_angvel_pelvis",
             "global_angvel_torso",
         )
-        self._gyro, self._linvel, self._glinvel, self._gangvel, self._torso_angvel = (self._slice(n) for n in names)
-        self._up = self._slice("upvector_torso")
-        self._found = np.array([self._slice(f"{f}_floor_found")[0] for f in self.feet])
-        self._forces = np.array([self._slice(f"{f}_force")[2] for f in self.feet])
-        self._hands = np.array([self._slice(f"{s}_hand_{s}_thigh_found")[0] for s in ("left", "right")])
+        self._gyro, self._linvel, self._glinvel, self._gangvel, self._torso_angvel = (self.sensor(n) for n in names)
+        self._up = self.sensor("upvector_torso")
+        self._found = np.array([self.sensor(f"{f}_floor_found")[0] for f in self.feet])
+        self._forces = np.array([self.sensor(f"{f}_force")[2] for f in self.feet])
+        self._hands = np.array([self.sensor(f"{s}_hand_{s}_thigh_found")[0] for s in ("left", "right")])
         crossed = ("right_foot_left_foot", "left_foot_right_shin", "right_foot_left_shin")
-        self._crossed = np.array([self._slice(f"{c}_found")[0] for c in crossed])
+        self._crossed = np.array([self.sensor(f"{c}_found")[0] for c in crossed])
         joint = lambda n: int(model.joint(f"{n}_joint").qposadr[0]) - 7  # noqa: E731
         self._hips = np.array([joint(f"{s}_hip_{a}") for s in ("left", "right") for a in ("roll", "yaw")])
         self._knees = np.array([joint(f"{s}_knee") for s in ("left", "right")])

@@ -1,0 +1,84 @@
+"""Our simulators as a training ground: Playground's privileged layout, envpool's way of starting again, the pace of commands."""
+
+import numpy as np
+import pytest
+from neurips26.tempo import ppo
+from neurips26.tempo.practice import PracticeEnvs
+
+
+def run(envs, ticks, action=0.0):
+    obs, _ = envs.reset()
+    rows = []
+    for _ in range(ticks):
+        obs, reward, fallen, cut, info = envs.step(np.full((envs.world.n, 12), action))
+        rows.append((obs, reward, fallen, cut, info))
+    return rows
+
+
+@pytest.mark.parametrize("robot", ["go1", "go2"])
+def test_privileged_observation_has_playgrounds_layout(robot):
+    envs = PracticeEnvs(robot, 2, 0)
+    obs = run(envs, 30)[-1][0]
+    p, world = obs["privileged_state"], envs.world
+    assert p.shape == (2, 123) and p.dtype == np.float32
+    np.testing.assert_array_equal(p[:, :48], obs["state"])
+    # the clean readings are within the sensor noise of the noisy ones
+    for clean, noisy in (((48, 51), (3, 6)), ((54, 57), (6, 9)), ((57, 60), (0, 3)), ((63, 75), (9, 21))):
+        scale = world.task.noise_scale[slice(*noisy)]
+        assert (np.abs(p[:, slice(*clean)] - p[:, slice(*noisy)]) <= scale + 1e-6).all()
+    np.testing.assert_allclose(p[:, 87:99], world.physics.force, atol=1e-5)
+    np.testing.assert_allclose(p[:, 53], 9.81, atol=1.5)  # the accelerometer of a standing robot reads gravity
+    np.testing.assert_array_equal(p[:, 119:], 0.0)
+
+
+def test_robot_that_fell_starts_again_and_its_next_action_is_ignored():
+    envs = PracticeEnvs("go1", 3, 1)
+    envs.reset()
+    envs.world.data[1].qpos[3:7] = [0, 1, 0, 0]  # on its back
+    obs, _, fallen, cut, _ = envs.step(np.zeros((3, 12)))
+    assert fallen.tolist() == [False, True, False] and not cut.any()
+    assert obs["state"][1, 8] > 0.9  # the terminal observation, not the next start
+    before = envs.world.episode.copy()
+    obs, reward, fallen, _, _ = envs.step(np.ones((3, 12)))
+    assert envs.world.episode == [before[0], before[1] + 1, before[2]]
+    assert reward[1] == 0 and not fallen.any() and obs["state"][1, 8] < -0.9
+    np.testing.assert_array_equal(obs["state"][1, 33:45], 0.0)  # no action has been taken yet
+
+
+def test_commands_change_at_the_pace_asked_for():
+    def changes(seconds):
+        envs = PracticeEnvs("go1", 8, 0, command_seconds=seconds)
+        seen = np.stack([info["command"] for *_, info in run(envs, 250)])
+        return (np.abs(np.diff(seen, axis=0)).sum(-1) > 0).sum()
+
+    fast, slow = changes(0.5), changes(5.0)
+    assert fast > 4 * slow > 0
+    assert PracticeEnvs("go1", 1, 0).world.task.command_seconds == 5.0
+
+
+def test_pushes_are_off_by_default_and_move_the_base():
+    assert PracticeEnvs("go1", 1, 0).world.disturbance is None
+    calm, pushed = PracticeEnvs("go1", 4, 0), PracticeEnvs("go1", 4, 0, push_speed=1.0)
+    speed = [
+        max(np.abs(obs["privileged_state"][:, 57:59]).max() for obs, *_ in run(e, 300)[50:]) for e in (calm, pushed)
+    ]
+    assert speed[1] > 2 * speed[0]
+
+
+@pytest.mark.slow
+def test_ppo_trains_on_our_simulators_and_resumes_exactly(tmp_path):
+    cfg = ppo.PPOConfig(
+        env="Go2JoystickFlatTerrain", backend="mujoco", command_seconds=1.0, push_speed=0.5, mirror_coef=0.0,
+        num_envs=4, unroll=8, segment=2, total_steps=128, actor_hidden=(8,), value_hidden=(8,),
+    )  # fmt: skip
+    one = ppo.train(cfg, tmp_path / "a", verbose=False)
+    ppo.train(cfg, tmp_path / "b", max_segments=1, verbose=False)
+    two = ppo.train(cfg, tmp_path / "b", verbose=False)
+    with np.load(one) as a, np.load(two) as b:
+        for name in a.files:
+            np.testing.assert_array_equal(a[name], b[name])
+
+
+def test_privileged_of_a_humanoid_is_refused():
+    with pytest.raises(ValueError, match="robot: expected one of 'go1', 'go2'"):
+        PracticeEnvs("g1", 1, 0)
