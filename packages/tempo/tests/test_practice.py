@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from neurips26.tempo import ppo
 from neurips26.tempo.practice import PracticeEnvs
 
