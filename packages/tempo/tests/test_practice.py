@@ -1,9 +1,12 @@
 """Our simulators as a training ground: Playground's privileged layout, envpool's way of starting again, the pace of commands."""
 
+import json
+
+import jax
 import numpy as np
 import pytest
 
-from neurips26.tempo import ppo
+from neurips26.tempo import networks, ppo, practice, storage
 from neurips26.tempo.practice import PracticeEnvs
 
 
@@ -83,3 +86,43 @@ def test_ppo_trains_on_our_simulators_and_resumes_exactly(tmp_path):
 def test_privileged_of_a_humanoid_is_refused():
     with pytest.raises(ValueError, match="robot: expected one of 'go1', 'go2'"):
         PracticeEnvs("g1", 1, 0)
+
+
+def test_a_renamed_learner_acts_alike_on_the_other_robots_order_of_legs():
+    learner = jax.tree.map(np.asarray, ppo.init_learner(ppo.PPOConfig(), 48, 123, 12))
+    noise = np.random.default_rng(0)
+    learner = jax.tree.map(lambda x: x + noise.normal(size=x.shape).astype(np.float32) ** 2, learner)
+    other = practice.renamed(learner)
+
+    def act(state, obs):
+        return networks.mlp_numpy(state.params["actor"], ppo.normalise(state.obs_stats, obs))
+
+    legs = {"FR": 0, "FL": 1, "RR": 2, "RL": 3}
+    go1, go2 = ("FR", "FL", "RR", "RL"), ("FL", "FR", "RL", "RR")
+    joints = {leg: noise.normal(size=(3, 3)).astype(np.float32) for leg in legs}  # position, velocity, last action
+    rest = noise.normal(size=12).astype(np.float32)
+
+    def observation(order):
+        blocks = [np.concatenate([joints[leg][k] for leg in order]) for k in range(3)]
+        return np.concatenate([rest[:9], *blocks, rest[9:]])
+
+    a, b = act(learner, observation(go1)), act(other, observation(go2))
+    by_leg = [dict(zip(order, x.reshape(4, 3), strict=True)) for order, x in ((go1, a), (go2, b))]
+    for leg in legs:
+        np.testing.assert_allclose(by_leg[0][leg], by_leg[1][leg], rtol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, practice.renamed(other), learner)  # there and back
+
+
+def test_starting_from_another_run_refuses_what_does_not_fit(tmp_path):
+    small = {"num_envs": 2, "unroll": 4, "segment": 1, "total_steps": 8, "actor_hidden": (8,), "value_hidden": (8,)}
+    go1, go2 = ppo.PPOConfig(**small), ppo.PPOConfig(env="Go2JoystickFlatTerrain", backend="mujoco", **small)
+    storage.save_tree(
+        tmp_path / "a" / "checkpoint.npz", ppo.init_learner(go1, 48, 123, 12), {"iteration": 1, "steps": 8}
+    )
+    storage.claim_config(tmp_path / "a" / "config.json", json.loads(json.dumps(vars(go1))))
+    out = ppo.start_from(tmp_path / "a", go2, tmp_path / "b")
+    assert ppo.from_json((out / "config.json").read_text()) == go2
+    with pytest.raises(ValueError, match="out: expected a directory without a run"):
+        ppo.start_from(tmp_path / "a", go2, tmp_path / "b")
+    with pytest.raises(ValueError, match="start: expected runs of Go1 and Go2, got G1 and Go1"):
+        ppo.start_from(tmp_path / "a", ppo.PPOConfig(env="G1JoystickFlatTerrain", **small), tmp_path / "c")

@@ -377,6 +377,24 @@ def std_limit(cfg: PPOConfig, fraction: float) -> float:
     return float(np.log(start) + (np.log(end) - np.log(start)) * min(1.0, fraction / until))
 
 
+def start_from(run: str | Path, cfg: PPOConfig, out: str | Path) -> Path:
+    """Begins the run `cfg` in `out` with what was learned in the directory `run`, by Go1 for Go2 or the other way."""
+    out = Path(out)
+    if (out / "checkpoint.npz").exists():
+        raise ValueError(f"out: expected a directory without a run, got {out}")
+    old = from_json((Path(run) / "config.json").read_text())
+    robots = {c.env.partition("Joystick")[0] for c in (old, cfg)}
+    if not robots <= {"Go1", "Go2"}:
+        raise ValueError(f"start: expected runs of Go1 and Go2, got {' and '.join(sorted(robots))}")
+    state, _ = storage.load_tree(Path(run) / "checkpoint.npz", init_learner(old, 48, 123, 12))
+    if len(robots) == 2:
+        state = practice.renamed(state)
+    out.mkdir(parents=True, exist_ok=True)
+    storage.claim_config(out / "config.json", json.loads(json.dumps(asdict(cfg))))
+    storage.save_tree(out / "checkpoint.npz", state, {"iteration": 0, "steps": 0})
+    return out
+
+
 def train(
     cfg: PPOConfig, out: str | Path, max_segments: int | None = None, verbose: bool = True, allow_changes: bool = False
 ) -> Path:

@@ -16,7 +16,43 @@ from neurips26.shared.arrays import check_choice, check_int, check_real
 from . import runtime
 from .tasks import QuadrupedTask
 
-__all__ = ["PracticeEnvs", "privileged"]
+__all__ = ["PracticeEnvs", "privileged", "renamed"]
+
+#: Go2's legs are FL FR RL RR, Go1's FR FL RR RL: entry k of one robot's joint vector is entry LEGS[k] of the other's.
+LEGS = np.array([3, 4, 5, 0, 1, 2, 9, 10, 11, 6, 7, 8])
+FEET = np.array([1, 0, 3, 2])
+
+
+def renamed(learner: Any) -> Any:
+    """A Go1 learner as one of Go2, and back: the same networks, optimiser and statistics with the legs in the other
+    order, so that training a robot can start from its sister's gait instead of from nothing."""
+    order, at = [], 0
+    blocks = [3, 3, 3, LEGS, LEGS, LEGS, 3, 3, 3, 3, 3, 3, LEGS, LEGS, LEGS, FEET, LEGS, FEET, 3, 1]
+    for block in blocks:
+        order.append(at + (np.arange(block) if isinstance(block, int) else block))
+        at += len(order[-1])
+    priv = np.concatenate(order)
+    obs = priv[:48]
+
+    def layers(net: list[dict[str, Any]], inputs: np.ndarray, outputs: Any) -> list[dict[str, Any]]:
+        first = {**net[0], "w": net[0]["w"][inputs]}
+        last = {"w": net[-1]["w"][:, outputs], "b": net[-1]["b"][outputs]}
+        return [first, *net[1:-1], last]
+
+    def params(p: dict[str, Any]) -> dict[str, Any]:
+        actor, value = layers(p["actor"], obs, LEGS), layers(p["value"], priv, slice(None))
+        return {"actor": actor, "value": value, "log_std": p["log_std"][LEGS]}
+
+    def stats(s: dict[str, Any], order: np.ndarray) -> dict[str, Any]:
+        return {"count": s["count"], "mean": s["mean"][order], "var": s["var"][order]}
+
+    moments = {"mu": params(learner.opt.mu), "nu": params(learner.opt.nu)}
+    return learner._replace(
+        params=params(learner.params),
+        opt=learner.opt._replace(**moments),
+        obs_stats=stats(learner.obs_stats, obs),
+        priv_stats=stats(learner.priv_stats, priv),
+    )
 
 
 def privileged(world: runtime.Runtime, obs: np.ndarray) -> np.ndarray:
