@@ -116,6 +116,7 @@ def test_a_renamed_learner_acts_alike_on_the_other_robots_order_of_legs():
 def test_starting_from_another_run_refuses_what_does_not_fit(tmp_path):
     small = {"num_envs": 2, "unroll": 4, "segment": 1, "total_steps": 8, "actor_hidden": (8,), "value_hidden": (8,)}
     go1, go2 = ppo.PPOConfig(**small), ppo.PPOConfig(env="Go2JoystickFlatTerrain", backend="mujoco", **small)
+    (tmp_path / "a").mkdir()
     storage.save_tree(
         tmp_path / "a" / "checkpoint.npz", ppo.init_learner(go1, 48, 123, 12), {"iteration": 1, "steps": 8}
     )
