@@ -147,11 +147,11 @@ def shaped_reward(info: dict[str, np.ndarray], privileged: np.ndarray, penalty: 
 
 
 def symmetry(env: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Left-right reflection of Go1's observation, privileged observation and action: (order, sign) such that y =
+    """Left-right reflection of Go1's or Go2's observation, privileged observation and action: (order, sign) such that y =
     x[order] * sign."""
-    if not env.startswith("Go1"):
+    if not env.startswith(("Go1", "Go2")):
         raise ValueError(f"mirror: no reflection is written down for {env}; set mirror_coef=0")
-    legs = np.array([3, 4, 5, 0, 1, 2, 9, 10, 11, 6, 7, 8])  # FR FL RR RL
+    legs = practice.LEGS
     joints = legs, np.tile([-1.0, 1.0, 1.0], 4)
     vector, spin = (np.arange(3), np.array([1.0, -1.0, 1.0])), (np.arange(3), np.array([-1.0, 1.0, -1.0]))
     command = np.arange(3), np.array([1.0, -1.0, -1.0])
@@ -389,6 +389,8 @@ def start_from(run: str | Path, cfg: PPOConfig, out: str | Path) -> Path:
     state, _ = storage.load_tree(Path(run) / "checkpoint.npz", init_learner(old, 48, 123, 12))
     if len(robots) == 2:
         state = practice.renamed(state)
+        wider = jnp.full_like(state.params["log_std"], np.log(cfg.init_std))  # another body wants exploring again
+        state = state._replace(params=state.params | {"log_std": wider})
     out.mkdir(parents=True, exist_ok=True)
     storage.claim_config(out / "config.json", json.loads(json.dumps(asdict(cfg))))
     storage.save_tree(out / "checkpoint.npz", state, {"iteration": 0, "steps": 0})
