@@ -83,7 +83,9 @@ def test_ppo_trains_on_our_simulators_and_resumes_exactly(tmp_path):
             np.testing.assert_array_equal(a[name], b[name])
 
 
-def test_privileged_of_a_humanoid_is_refused():
+def test_what_cannot_be_trained_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="backend: expected 'mujoco' for Go2JoystickFlatTerrain"):
+        ppo.train(ppo.PPOConfig(env="Go2JoystickFlatTerrain"), tmp_path)
     with pytest.raises(ValueError, match="robot: expected one of 'go1', 'go2'"):
         PracticeEnvs("g1", 1, 0)
 

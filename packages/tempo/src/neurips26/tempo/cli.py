@@ -105,7 +105,7 @@ class Adapt:
 
 @dataclass
 class Pretrain:
-    """Train the policy that is adapted: PPO on envpool, the distributional critic, the gates.
+    """Train the policy that is adapted: PPO, the distributional critic, the gates.
 
     A directory that holds a run goes on where it was stopped, under its own settings, up to --steps.
     """
@@ -116,6 +116,14 @@ class Pretrain:
     seed: int = 0
     num_envs: int = 96
     """envpool needs about 55 MB each"""
+    backend: Literal["envpool", "mujoco"] = "envpool"
+    """mujoco: our own simulators, where commands can change faster and robots can be pushed; the only one for Go2"""
+    command_seconds: float = 5.0
+    """mean time between two commands (mujoco only)"""
+    push_speed: float = 0.0
+    """m/s: pushes every 2 to 6 s and tilted starts (mujoco only)"""
+    start: Path | None = None
+    """the ppo folder of another run to begin with: Go2 from Go1's gait, or a new stage of the same robot"""
     critic_rounds: int = 12
     arch: Literal["mlp", "simba", "simbav2"] = "mlp"
     """PPO trains an MLP; another network is distilled from it and gets a critic of its own kind"""
@@ -125,21 +133,27 @@ class Pretrain:
         from dataclasses import replace
 
         from .critic import CriticConfig
-        from .ppo import PPOConfig, from_json
+        from .ppo import PPOConfig, from_json, start_from
         from .pretrain import pretrain
 
         unroll = max(1, 6144 // self.num_envs)
-        robot = "g1" if self.env.startswith("G1") else "go1"
-        mirror = 0.05 if robot == "go1" else 0.0
+        robot = self.env.partition("Joystick")[0].lower()
         cfg = PPOConfig(
             env=self.env,
             seed=self.seed,
             total_steps=self.steps,
             num_envs=self.num_envs,
             unroll=unroll,
-            mirror_coef=mirror,
+            mirror_coef=0.0 if robot == "g1" else 0.05,
+            backend=self.backend,
+            command_seconds=self.command_seconds,
+            push_speed=self.push_speed,
         )
         begun = self.out / "ppo" / "config.json"
+        if self.start is not None and not begun.exists():
+            grown = {"penalty_start": 1.0, "wide_tracking": 0.0, "init_std": 0.15, "std_cap": (0.2, 0.05, 0.95)}
+            cfg = replace(cfg, **grown)  # what helps a robot that cannot walk yet is behind it
+            start_from(self.start, cfg, self.out / "ppo")
         if begun.exists():
             cfg = replace(from_json(begun.read_text()), total_steps=self.steps)
         print(

@@ -128,6 +128,8 @@ def make_envs(cfg: PPOConfig, num_envs: int, seed: int) -> tuple[Any, int]:
         robot = cfg.env.partition("Joystick")[0].lower()
         envs = practice.PracticeEnvs(robot, num_envs, seed, cfg.command_seconds, cfg.push_speed)
         return envs, envs.world.action_size
+    if cfg.env.startswith("Go2"):
+        raise ValueError(f"backend: expected 'mujoco' for {cfg.env}, which envpool does not have, got {cfg.backend!r}")
     envs = envpool_envs(cfg.env, num_envs, cfg.env_threads, seed)
     return envs, envs.action_space.shape[-1]
 

@@ -32,12 +32,12 @@ def actor_of(run: str | Path) -> tuple[Any, np.ndarray, np.ndarray, dict[str, An
             if k in ppo.PPOConfig.__dataclass_fields__
         }
     )
-    sizes = {"Go1": (48, 123, 12), "G1J": (103, 216, 29)}[cfg.env[:3]]
+    sizes = {"Go1": (48, 123, 12), "Go2": (48, 123, 12), "G1J": (103, 216, 29)}[cfg.env[:3]]
     state, extra = storage.load_tree(run / "checkpoint.npz", ppo.init_learner(cfg, *sizes))
     stats = jax.tree.map(np.asarray, state.obs_stats)
     last = (run / "metrics.jsonl").read_text().splitlines()[-1:]
     card = {
-        "algorithm": "PPO on envpool",
+        "algorithm": f"PPO on {cfg.backend}",
         "steps": extra["steps"],
         "seed": cfg.seed,
         "config": asdict(cfg),
