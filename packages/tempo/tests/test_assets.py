@@ -99,6 +99,20 @@ def test_stripped_meshes_leave_the_physics_alone():
     assert np.abs(ends[0] - ends[1]).max() == 0.0
 
 
+def test_pictures_with_meshes_and_the_messages_without():
+    with pytest.warns(UserWarning, match="render_mode: visual meshes are stripped.*mujoco_menagerie"):
+        env = runtime.make("Go1JoystickFlatTerrain", render_mode="rgb_array")
+    env.reset(seed=0)
+    try:
+        assert env.render().shape == (240, 320, 3)
+    except RuntimeError as error:  # a machine without OpenGL is told what to set
+        assert "MUJOCO_GL" in str(error)
+    with pytest.raises(ValueError, match="render_mode"):
+        runtime.make("Go1JoystickFlatTerrain", render_mode="human")
+    with pytest.raises(ValueError, match="meshes: Go2"):
+        assets.compile_model("go2", meshes="menagerie")
+
+
 def test_bad_arguments_name_the_argument():
     for call, name in [
         (lambda: assets.compile_model("go3"), "robot"),

@@ -100,24 +100,27 @@ def offline_playground(meshes: str = "strip") -> Iterator[None]:
         mjx_env.ensure_menagerie_exists, go1_base.get_assets, g1_base.get_assets = saved
 
 
-def compile_model(robot: str, terrain: str = "flat", height: float = 0.05) -> mujoco.MjModel:
+def compile_model(robot: str, terrain: str = "flat", height: float = 0.05, meshes: str = "strip") -> mujoco.MjModel:
     """The robot on flat ground or on Playground's rocky height field (height scale in metres), with the task's gains
     and time step.
 
     The rough ground repeats Playground's 20 m x 20 m field mirrored to 60 m, and keeps the friction of the flat task
     so that the
-    shift changes the shape of the ground alone.
+    shift changes the shape of the ground alone. `meshes` as in `playground_assets`: for pictures only.
     """
     check_choice(robot, "robot", ROBOTS)
     check_choice(terrain, "terrain", TERRAINS)
     if not np.isfinite(height) or height <= 0:
         raise ValueError(f"height: expected a positive height in metres, got {height}")
     if robot == "go2":
+        if meshes != "strip":
+            raise ValueError(f"meshes: Go2's model is drawn with primitive shapes and takes none, got {meshes!r}")
         spec = mujoco.MjSpec.from_string(go2.mjcf())
     else:
-        files = playground_assets(robot)
+        files = playground_assets(robot, meshes)
         scene = files["scene_mjx_feetonly_flat_terrain.xml"].decode()
-        spec = mujoco.MjSpec.from_string(scene, include={k: v for k, v in files.items() if k.endswith(".xml")})
+        xml = {k: v for k, v in files.items() if k.endswith(".xml")}
+        spec = mujoco.MjSpec.from_string(scene, include=xml, assets={k: v for k, v in files.items() if k not in xml})
     if terrain == "rough":
         heights = _rocky_heights()
         n = heights.shape[0]

@@ -9,6 +9,7 @@ same commands and the same noise whatever the controller, which is what paired c
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -48,6 +49,7 @@ class Runtime:
         noise: level of Playground's uniform observation noise (1 as in its default configuration).
         episode_length: ticks until truncation.
         disturbance: pushes and random starts, for training data only.
+        meshes: "strip", or a checkout of mujoco_menagerie, for pictures of Go1 and G1.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Runtime:
         noise: float = 1.0,
         episode_length: int = 1000,
         disturbance: Disturbance | None = None,
+        meshes: str = "strip",
     ):
         check_choice(robot, "robot", assets.ROBOTS)
         self.noise = check_real(noise, "noise", minimum=0.0)
@@ -68,7 +71,7 @@ class Runtime:
             raise ValueError("seeds: expected at least one seed, got none")
         self.robot, self.n, self.disturbance = robot, len(self.seeds), disturbance
         self.shift = shift if shift is not None else shifts.Nominal()
-        self.nominal = assets.compile_model(robot, self.shift.terrain)
+        self.nominal = assets.compile_model(robot, self.shift.terrain, meshes=meshes)
         self.model = self.shift.apply(self.nominal, 0)
         self.task = tasks.task_of(robot, self.model)
         self.substeps = round(tasks.DT / self.model.opt.timestep)
@@ -255,6 +258,14 @@ class JoystickEnv(gymnasium.Env):
         render_mode: str | None = None,
         **options: Any,
     ):
+        if render_mode is not None:
+            check_choice(render_mode, "render_mode", self.metadata["render_modes"])
+            if options.get("meshes", "strip") == "strip" and robot != "go2":
+                warnings.warn(
+                    "render_mode: visual meshes are stripped, collision shapes are drawn; for meshes pass "
+                    "meshes='path of a checkout of google-deepmind/mujoco_menagerie'",
+                    stacklevel=2,
+                )
         self.runtime = Runtime(robot, [seed], shift=shift, **options)
         self.render_mode = render_mode
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (self.runtime.obs_size,), np.float32)
@@ -286,9 +297,19 @@ class JoystickEnv(gymnasium.Env):
         )
 
     def render(self) -> np.ndarray:
-        """An RGB picture (meshes are stripped, so the collision shapes are drawn)."""
+        """An RGB picture; collision shapes where meshes are stripped.
+
+        Raises:
+            RuntimeError: there is no OpenGL context.
+        """
         if self._renderer is None:
-            self._renderer = mujoco.Renderer(self.runtime.model, 240, 320)
+            try:
+                self._renderer = mujoco.Renderer(self.runtime.model, 240, 320)
+            except (mujoco.FatalError, ImportError) as error:
+                raise RuntimeError(
+                    "render: no OpenGL context; set the environment variable MUJOCO_GL to egl (GPU) or osmesa (CPU) "
+                    f"before Python starts ({error})"
+                ) from error
         camera = "track" if self.runtime.robot != "g1" else -1
         option = mujoco.MjvOption()
         option.geomgroup[3] = 1
