@@ -113,7 +113,7 @@ def weights(p: Float[Array, " b"], n: Int[Array, ""] | int, beta: Float[Array, "
     return jnp.exp(logw - logw.max())
 
 
-def _last_positive(x: Float[Array, "*batch n"]) -> Int[Array, "*batch"]:
+def _last_positive(x: Float[Array, "... n"]) -> Int[Array, "..."]:
     return jnp.max(jnp.where(x > 0, jnp.arange(x.shape[-1]), 0), -1)
 
 
