@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -189,7 +189,8 @@ def kmeans(
         check_finite: refuse NaN and infinity.
         device: where to compute; default: where `x` is. `"cuda"` without a GPU is an error.
         chunk_rows: rows held at once (out-of-core data, and host data on a GPU).
-        memory_limit: bytes the computation may hold beyond labels and weights; memory maps are then read through their file.
+        memory_limit: bytes the computation may hold beyond the label, weight and distance of each point; memory maps are then
+            read through their file.
         threads: CPU threads; default `torch.get_num_threads()`. The result does not depend on it.
         seed: int, `numpy.random.Generator`, or `None`.
         checkpoint: path of a file written atomically every `checkpoint_every` iterations; `resume=True` goes on from it.
@@ -277,7 +278,11 @@ def kmeans(
         if store is not None and store.found:
             start = np.zeros((k, rows.d))
         else:
-            start = engine.first_centroids(init, generator, choices, sample=memory_limit is not None)
+            seen = choices
+            if memory_limit is not None:  # the sample that the first centroids are drawn from may take half of it
+                rows_held = max(k, memory_limit // (2 * rows.d * rows.dtype.itemsize))
+                seen = replace(choices, init_rows=min(choices.init_rows, rows_held))
+            start = engine.first_centroids(init, generator, seen, sample=memory_limit is not None)
         if run:
             engine.labels = np.full(rows.n, -1, np.int32)
         final, inertia, state = lloyd(
