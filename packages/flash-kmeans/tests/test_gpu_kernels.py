@@ -89,6 +89,16 @@ def test_fast_labels_may_differ_and_certified_repairs_them():
     assert 0 < int(certified.n_rechecked[0]) <= 400
 
 
+@pytest.mark.parametrize("d", [32, 320], ids=["one tile of D", "slices of D"])
+def test_bfloat16_centroids_keep_what_rounding_takes(d):
+    """Bound and product know both parts of a centroid: few rows need a second look, and none of the others is wrong."""
+    x, c = points(1, 150, 40, d, torch.float32)
+    x, c = (1 + 0.05 * x).to(torch.bfloat16), 1 + 0.05 * c
+    assert not agree(assign_points(x, c, precision="fast").labels, x, c)
+    out = assign_points(x, c, precision="certified")
+    assert agree(out.labels, x, c) and int(out.n_rechecked[0]) < 130
+
+
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_certified_labels_of_token_embeddings_are_those_of_float32(dtype):
     """Norms from 0.4 to 38: single precision operands go through tensor cores as tf32."""
