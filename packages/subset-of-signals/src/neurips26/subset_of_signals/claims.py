@@ -307,7 +307,8 @@ def against_constant_fraction(ctx: Context) -> Measurement:
     """Against a constant fraction."""
     conditions = _previous_conditions(ctx.tier, 16_000)
     reason = (
-        "Ratios pool three noise laws: the gap is wide where bad sources are far away and closes where they are near."
+        "Ratios pool three noise laws: the gap is wide where bad sources are far away and closes where they are near. That "
+        "difference between the laws, more than the draws, makes the interval wide."
     )
     return _against_previous(ctx, "lad", conditions, CONSTANT_FRACTION, _BEST_CONSTANT_FRACTION, reason, "-16000", 12)
 
@@ -324,6 +325,7 @@ def _against_previous(
 ) -> Measurement:
     seeds = ctx.seeds(2 if ctx.tier == "quick" else draws)  # times three laws
     ctx.note(_LAWS)
+    ctx.note(f"values in the order {'; '.join(c['condition'] for c in conditions)}: {len(seeds)} seeds each")
     cells = _errors(ctx, conditions, seeds, (ours, *previous), f"{ours} against previous{suffix}")
     picture = ctx.figure(f"previous-{ours}{suffix}.png")
     pictures.law_bars(cells, picture)
@@ -332,7 +334,6 @@ def _against_previous(
         baselines={m: _by_seed(cells, m) for m in previous},
         compared_to=best,
         seeds=seeds,
-        cells=cells,
         data=_GENERATED,
         figures=[picture],
         reason=reason,
@@ -420,10 +421,13 @@ def near_oracle(ctx: Context) -> Measurement:
 )
 def coverage(ctx: Context) -> Measurement:
     """Coverage."""
-    draws = 1 if ctx.tier == "quick" else 2
+    # Two draws a seed left it undecided, 0.941 [0.918, 0.963]: now there are six, for all laws alike.
+    draws = 1 if ctx.tier == "quick" else 6
     seeds = ctx.seeds(20 if ctx.tier == "quick" else 100)
     n, m, d = 800, 250, 4
-    ctx.note(f"n {n}, m {m}, d {d}")
+    ctx.note(
+        f"n {n}, m {m}, d {d}; {draws} draws a seed, extended from 2 because those were undecided (0.941 [0.918, 0.963])"
+    )
     cells, note = [], {}
     for law in NOISE_LAWS:
         factors = {"law": law}
