@@ -174,7 +174,9 @@ class Settings:
 
 
 def _round(t: int, rounds: int, row: dict[str, Any]) -> None:
-    loss = "no valid reply" if row["empty"] else f"training loss {row['loss']:.4f}"
+    loss = (
+        "no valid reply" if row["empty"] else f"training loss {row['loss']:.4f}" if row["loss"] is not None else "done"
+    )
     failed = f", {len(row['failures'])} clients failed" if row["failures"] else ""
     print(f"round {t} of {rounds}: {loss}{failed}, {row['seconds']:.1f} s", file=sys.stderr)
 
