@@ -48,7 +48,7 @@ def test_a_finished_run_resumes_to_itself(tmp_path, x):
 def test_killed_from_outside_under_a_memory_limit(tmp_path):
     """The 4 GB run of the README in small: SIGKILL after two of five iterations, then the rest; bitwise equal."""
     script = Path(__file__).parents[1] / "benchmarks" / "out_of_core.py"
-    command = [sys.executable, str(script), "--gb", "0.2", "--limit", "200", "--folder", str(tmp_path)]
+    command = [sys.executable, str(script), "--gb", "0.2", "--limit", "25", "--folder", str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -62,6 +62,9 @@ def test_refused(tmp_path, x):
         kmeans(x + 1, 5, seed=0, checkpoint=tmp_path / "c", resume=True)
     with pytest.raises(ValueError, match="belongs to other data or settings"):
         kmeans(x, 6, seed=0, checkpoint=tmp_path / "c", resume=True)
+    for other in (dict(weights=np.arange(4000)), dict(center=False), dict(metric="cosine")):
+        with pytest.raises(ValueError, match="belongs to other data or settings"):
+            kmeans(x, 5, seed=0, checkpoint=tmp_path / "c", resume=True, **other)
     (tmp_path / "bad").write_bytes((tmp_path / "c").read_bytes()[:100])
     with pytest.raises(ValueError, match="is not a readable checkpoint"):
         kmeans(x, 5, checkpoint=tmp_path / "bad", resume=True)

@@ -1,6 +1,7 @@
 """Rows over processes: the result of one process, the same on all ranks, with uneven shards and an empty one."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,17 @@ from neurips26.flash_kmeans import kmeans
 from neurips26.shared.launch import launch
 
 X = np.random.default_rng(0).standard_normal((3000, 7)).astype(np.float32) + 20
+W = np.random.default_rng(1).integers(0, 3, 3000).astype(np.float64)
+W[:1900] = 0  # the first rank has no weight at all
 FAR = np.concatenate([X[:10], np.full((2, 7), 500.0)])  # two clusters start empty and are given far points
 JOBS = [
     (12, dict(init="random", seed=3, max_iter=6)),
     (12, dict(init=FAR, max_iter=5)),
     (6, dict(seed=1, max_iter=4, metric="cosine")),
     (5, dict(seed=2, max_iter=4)),
+    (5, dict(seed=2, max_iter=4, memory_limit=40_000, center=False)),
+    (7, dict(init="random", seed=4, max_iter=4, weights=W, chunk_rows=333)),
+    (7, dict(seed=5, max_iter=4, weights=W)),
 ]
 
 
@@ -26,10 +32,19 @@ JOBS = [
     [(1900, 1100), pytest.param((1900, 0, 1100), marks=pytest.mark.slow)],
     ids=["two ranks", "three, one empty"],
 )
-def test_same_as_one_process(sizes):
-    shards = np.split(X, np.cumsum(sizes)[:-1])
-    refused = [(4, dict(init=np.mean)), (4000, {})]
-    ranks = launch("neurips26.flash_kmeans.distributed:fit_shards", len(shards), (shards, JOBS + refused), timeout=300)
+def test_same_as_one_process(tmp_path, sizes):
+    cuts = np.cumsum(sizes)[:-1]
+    shards = np.split(X, cuts)
+    part = [{**o, "weights": np.split(o["weights"], cuts)} if "weights" in o else o for _, o in JOBS]
+    state = dict(seed=6, tol=-1.0, checkpoint=tmp_path / "state")
+    saved = [
+        (9, dict(seed=6, tol=-1.0, max_iter=5)),
+        (9, dict(**state, max_iter=2)),
+        (9, dict(**state, max_iter=5, resume=True)),
+    ]
+    refused = [(4, dict(init=np.mean)), (4000, {}), (4, dict(weights=np.split(np.zeros(3000), cuts)))]
+    jobs = [*zip([k for k, _ in JOBS], part), *saved, *refused]
+    ranks = launch("neurips26.flash_kmeans.distributed:fit_shards", len(shards), (shards, jobs), timeout=300)
     for job, (k, options) in enumerate(JOBS):
         one = kmeans(X, k, **options)
         for rank in ranks:
@@ -39,8 +54,34 @@ def test_same_as_one_process(sizes):
             assert got["n_iter"] == one.n_iter and got["inertia"] == pytest.approx(one.inertia, rel=1e-5)
         assert (np.concatenate([rank[job]["labels"] for rank in ranks]) == one.labels).all()
     for rank in ranks:
-        assert rank[-2]["error"].startswith("init: expected a name or an array with a process group")
-        assert rank[-1]["error"] == "k: expected at most the number of points N=3000, got K=4000"
+        whole, _, resumed = rank[len(JOBS) : -3]
+        assert all(np.array_equal(whole[name], resumed[name]) for name in whole)
+        assert rank[-3]["error"].startswith("init: expected a name or an array with a process group")
+        assert rank[-2]["error"] == "k: expected at most the number of points N=3000, got K=4000"
+        assert rank[-1]["error"] == "weights: expected at least one positive number on some rank, got all zeros"
+
+
+@pytest.mark.slow
+def test_ranks_that_were_killed_at_different_moments_agree_on_an_iteration(tmp_path):
+    shards, common = np.split(X, [1900]), dict(seed=6, tol=-1.0)
+    target = "neurips26.flash_kmeans.distributed:fit_shards"
+    first = [(9, dict(**common, max_iter=6))]
+    first += [(9, dict(**common, max_iter=i, checkpoint=tmp_path / f"{i}")) for i in (3, 4)]
+    whole = launch(target, 2, (shards, first), timeout=300)[0][0]
+    names = {  # case: what rank 0 and rank 1 hold, as iterations of (file, file.next)
+        "renamed by one": ((4, None), (3, 4)), "written by one": ((3, 4), (3, None)), "written by both": ((3, 4), (3, 4)),
+        "lost by one": ((4, None), (None, None)),
+    }  # fmt: skip
+    for name, held in names.items():
+        for rank, files in zip(("", ".rank1"), held):
+            for iteration, suffix in zip(files, ("", ".next")):
+                if iteration is not None:
+                    shutil.copy(tmp_path / f"{iteration}{rank}", tmp_path / f"{name}{rank}{suffix}")
+    jobs = [(9, dict(**common, max_iter=6, checkpoint=tmp_path / name, resume=True)) for name in names]
+    for rank in launch(target, 2, (shards, jobs), timeout=300):
+        for got in rank[:-1]:
+            assert np.array_equal(got["centroids"], whole["centroids"]) and got["inertia"] == whole["inertia"]
+        assert "expected one iteration that all ranks hold, got [[4], []]" in rank[-1]["error"]
 
 
 @pytest.mark.slow

@@ -64,6 +64,30 @@ def test_out_is_checked_as_in_eager_mode(problem):
     x, c = problem
     for wrong in (torch.empty(200, dtype=torch.int64), torch.empty(199, dtype=torch.int32), np.empty(200, np.int32)):
         with pytest.raises(ValueError, match=r"out: expected a contiguous int32 tensor of shape \(N=200,\)"):
-            ops.assign(x, c, "euclidean", "certified", False, wrong)
+            ops.assign(x, c, "euclidean", "certified", False, wrong, True)
     out = torch.empty(200, dtype=torch.int32)
-    assert ops.assign(x, c, "euclidean", "certified", False, out) is out and torch.equal(out, assign(x, c))
+    assert ops.assign(x, c, "euclidean", "certified", False, out, True) is out and torch.equal(out, assign(x, c))
+
+
+@pytest.mark.bad_input
+def test_values_are_checked_where_they_can_be_read(problem):
+    """What tensors on a GPU go through; here with tensors on the CPU."""
+    x, c = problem
+    for value in (float("nan"), float("inf")):
+        bad = x.clone()
+        bad[7, 2] = value
+        with pytest.raises(ValueError, match="x: expected finite numbers, got NaN or infinity in row 7"):
+            ops.assign(bad, c, "euclidean", "certified", False, None, True)
+        with pytest.raises(ValueError, match="c: expected finite numbers, got NaN or infinity in row 7"):
+            ops.assign(x, bad, "euclidean", "certified", False, None, True)
+    huge = torch.full((3, 2), 3e38)  # finite, though its sum is not
+    assert ops.assign(huge, huge[:1] * 0, "cosine", "ieee", False, None, True).tolist() == [0, 0, 0]
+    cases = {
+        r"labels: expected \(N=200,\) integers, got torch.float32 \(200,\)": (torch.zeros(200), None, None),
+        r"labels: expected \(N=200,\) integers, got torch.int64 \(3,\)": ([0, 1, 2], None, None),
+        r"weights: expected shape \(N=200,\), got \(2,\)": (np.zeros(200, int), [1.0, 2.0], None),
+        r"old: expected shape \(K=9, D=6\), got \(9, 3\)": (np.zeros(200, int), None, c[:, :3]),
+    }
+    for message, (labels, weights, old) in cases.items():
+        with pytest.raises(ValueError, match=message):
+            ops.update_centroids(x, labels, 9, weights, old, True, False)

@@ -22,11 +22,14 @@ FORMAT = "flash-kmeans-checkpoint-1"
 class Checkpoint:
     """State of the loop on disk: centroids (float64), labels, counters, and a fingerprint of the problem.
 
+    The ranks of a process group write a file each. All of them have written an iteration before any of them gives up the one
+    before, so that whenever they are killed there is an iteration that all of them hold; a resumed run takes the newest such.
+
     Args:
         path: the file; a rank of a process group other than 0 writes `path.rank<i>`.
         every: iterations between two writes.
         resume: whether an existing file is continued; otherwise it is replaced.
-        engine: gives the shape and the first and last rows that make the fingerprint.
+        engine: gives the shape, the rows and the weights that make the fingerprint.
         problem: settings that must agree.
     """
 
@@ -37,22 +40,26 @@ class Checkpoint:
             raise ValueError(f"checkpoint: expected a file in an existing folder, got {self.path}")
         self.every = every
         self.fingerprint = _fingerprint(engine, problem)
-        self._content = self._read() if resume and self.path.exists() else None
+        self._coming = Path(f"{self.path}.next")
+        if not resume:
+            self._coming.unlink(missing_ok=True)
+        contents = [self._read(path) for path in (self.path, self._coming) if resume and path.exists()]
+        held = {content["meta"]["n_iter"]: content for content in contents}
+        newest = engine.newest_common(list(held))
+        self._content = None if newest is None else held[newest]
         self.found = self._content is not None
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self, path: Path) -> dict[str, Any]:
         try:
-            raw = self.path.read_bytes()
+            raw = path.read_bytes()
             header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]
             content: dict[str, Any] = dict(load(raw))
             content["meta"] = json.loads(header["state"])
             known = header["format"] == FORMAT
         except Exception as error:
-            raise ValueError(f"checkpoint: {self.path} is not a readable checkpoint ({error})") from error
+            raise ValueError(f"checkpoint: {path} is not a readable checkpoint ({error})") from error
         if not known or content["meta"]["fingerprint"] != self.fingerprint:
-            raise ValueError(
-                f"checkpoint: {self.path} belongs to other data or settings; remove it or choose another path"
-            )
+            raise ValueError(f"checkpoint: {path} belongs to other data or settings; remove it or choose another path")
         return content
 
     def restore(self, state: Any, engine: Any) -> None:
@@ -75,7 +82,9 @@ class Checkpoint:
             "history": state.history,
         }
         tensors = {"centroids": np.ascontiguousarray(state.centroids), "labels": np.ascontiguousarray(engine.labels)}
-        atomic_write_bytes(self.path, save(tensors, {"format": FORMAT, "state": json.dumps(meta)}))
+        atomic_write_bytes(self._coming, save(tensors, {"format": FORMAT, "state": json.dumps(meta)}))
+        engine.wait()
+        os.replace(self._coming, self.path)
 
     def done(self) -> None:
         """Called after the final assignment; the file stays, so that a finished run can be asked for more iterations."""
@@ -87,4 +96,6 @@ def _fingerprint(engine: Any, problem: tuple) -> str:
     if rows.n:
         for start in (0, rows.n // 2, rows.n - 1):
             digest.update(rows.read(start, start + 1).tobytes())
+    if engine.weights is not None:
+        digest.update(np.ascontiguousarray(engine.weights).tobytes())
     return digest.hexdigest()

@@ -135,12 +135,12 @@ class CompileReport:
     """Compile the Triton kernels for GPUs that need not be here, and print what the compiler made of them."""
 
     grid: bool = False
-    """Every configuration of a grid of 200 shapes as well (several minutes), not only the paper's shapes."""
+    """Every configuration of a grid of 240 shapes and of `benchmarks/gpu.py` as well (several minutes), not only the paper's."""
     arch: list[int] = field(default_factory=lambda: [80, 90])
     """Compute capabilities times ten."""
 
     def run(self) -> None:
-        """Print one line a kernel and the number of those that do not fit."""
+        """Print one line a kernel, and what is wrong with it; a kernel with a fault makes the status 2."""
         from neurips26.flash_kmeans.compile_report import compile_report, grid_variants, paper_variants
         from neurips26.flash_kmeans.gpu_plan import ARCHITECTURES
         from neurips26.shared.arrays import check_choice
@@ -154,14 +154,19 @@ class CompileReport:
             tiles = "x".join(
                 str(constants[name]) for name in ("BLOCK_N", "BLOCK_K", "BLOCK_D", "BLOCK_R") if name in constants
             )
+            weighted = " weighted" if constants.get("WEIGHTED") else ""
             print(
                 f"sm_{v.arch} {v.kernel:20} {v.dtype:9} {c.registers:9} {c.spills:7} {c.shared:7} {c.matrix:6} {c.warpgroup:6} "
-                f"{c.atomics:8}  D={constants.get('D', '-')} {tiles} warps={v.num_warps}"
+                f"{c.atomics:8}  D={constants.get('D', '-')} {tiles} warps={v.num_warps}{weighted} {', '.join(c.faults)}"
             )
-        bad = sum(not c.fits for c in found)
-        print(f"{len(found)} kernels, {bad} that spill or do not fit")
+        bad = [c for c in found if c.faults]
+        spills, atomics = sum(c.spills for c in found), sum(c.atomics for c in found)
+        print(f"{len(found)} kernels, {spills} spills, {atomics} atomics, {len(bad)} with a fault")
+        for arch in self.arch:
+            most = max(c.shared for c in found if c.variant.arch == arch)
+            print(f"sm_{arch}: at most {most} of {ARCHITECTURES[arch].shared_bytes} bytes of shared memory")
         if bad:
-            raise ValueError(f"{bad} of {len(found)} kernels spill or need more shared memory than the device has")
+            raise ValueError(f"{len(bad)} of {len(found)} kernels have faults")
 
 
 @dataclass

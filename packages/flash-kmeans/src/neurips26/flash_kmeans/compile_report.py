@@ -17,13 +17,22 @@ from typing import Any
 from neurips26.flash_kmeans.gpu_plan import (
     ARCHITECTURES,
     AssignPlan,
+    Precision,
     UpdatePlan,
     plan_assign,
     plan_recheck,
     plan_update,
 )
 
-__all__ = ["Compiled", "Variant", "compile_report", "compile_variant", "grid_variants", "paper_variants"]
+__all__ = [
+    "Compiled",
+    "Variant",
+    "compile_report",
+    "compile_variant",
+    "grid_variants",
+    "paper_variants",
+    "script_variants",
+]
 
 _POINTER = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -57,9 +66,22 @@ class Compiled:
     atomics: int
 
     @property
-    def fits(self) -> bool:
-        """No spill, and shared memory within what the architecture allows."""
-        return self.spills == 0 and self.stack == 0 and self.shared <= ARCHITECTURES[self.variant.arch].shared_bytes
+    def faults(self) -> list[str]:
+        """What a kernel of ours must not have: spills, more shared memory than there is, atomics in the deterministic update, a
+        product without matrix instructions (on sm_90 without those of a warp group, for half types)."""
+        constants, found = dict(self.variant.constants), []
+        if self.spills or self.stack:
+            found.append("spills")
+        if self.shared > ARCHITECTURES[self.variant.arch].shared_bytes:
+            found.append("too much shared memory")
+        if self.atomics and not constants.get("ATOMIC"):
+            found.append("atomics")
+        if "assign" in self.variant.kernel and not constants.get("TINY") and constants["DOT"] != "ieee":
+            if not self.matrix:
+                found.append("no matrix instruction")
+            elif self.variant.arch == 90 and self.variant.dtype != "float32" and not self.warpgroup:
+                found.append("no warp-group matrix instruction")
+        return found
 
 
 def _assign_variant(
@@ -94,21 +116,26 @@ def _update_variants(plan: UpdatePlan, dtype: str, arch: int, weighted: bool, at
     found = [Variant("partial_kernel", dtype, arch, tuple(partial.items()), plan.num_warps, 3)]
     if not atomic:
         combine = dict(BLOCK_D=plan.block_d, WEIGHTED=weighted)
-        found.append(Variant("combine_kernel", dtype, arch, tuple(combine.items()), plan.num_warps, 3))
+        found.append(Variant("combine_kernel", "float32", arch, tuple(combine.items()), plan.num_warps, 3))
     return found
 
 
-def _shape_variants(b: int, n: int, k: int, d: int, dtype: str, arch: int) -> list[Variant]:
-    """All kernels that `precision='certified'` and the update launch for one shape."""
+def _shape_variants(
+    b: int, n: int, k: int, d: int, dtype: str, arch: int, precision: Precision = "certified"
+) -> list[Variant]:
+    """All kernels that one assignment at `precision` and one update launch."""
     device, size = ARCHITECTURES[arch], ITEMSIZE[dtype]
-    parts = 2 if dtype == "bfloat16" else 1
-    fast = plan_assign(b, n, k, d, size, "certified", device, parts)
-    exact = plan_recheck(d, size, device)
-    found = [
-        _assign_variant(fast, d, dtype, arch, top2=True, gather=False, parts=parts),
-        _assign_variant(exact, d, dtype, arch, top2=False, gather=True, parts=1),
-    ]
-    return found + _update_variants(plan_update(n, k, d, size, device), dtype, arch, False, False)
+    certified = precision == "certified"
+    parts = 2 if certified and dtype == "bfloat16" else 1
+    plan = plan_assign(b, n, k, d, size, precision, device, parts)
+    certify = certified and k > 1 and plan.dot != "ieee"
+    parts = parts if certify else 1
+    found = [_assign_variant(plan, d, dtype, arch, top2=certify, gather=False, parts=parts)]
+    if certify:
+        exact = plan_recheck(d, size, device)
+        found.append(_assign_variant(exact, d, dtype, arch, top2=False, gather=True, parts=1))
+    update = plan_update(n, k, d, size, device)
+    return found + [v for weighted in (False, True) for v in _update_variants(update, dtype, arch, weighted, False)]
 
 
 def paper_variants(archs: Sequence[int] = (80, 90)) -> list[Variant]:
@@ -123,13 +150,42 @@ def paper_variants(archs: Sequence[int] = (80, 90)) -> list[Variant]:
     return _distinct(v for arch in archs for shape in shapes for v in _shape_variants(*shape, arch))
 
 
+def script_variants(archs: Sequence[int] = (80, 90)) -> list[Variant]:
+    """Kernels that `benchmarks/gpu.py` launches, step by step of `gpu_bench`."""
+    half, every = ("float16",), tuple(ITEMSIZE)
+    exact: tuple[Precision, ...] = ("certified", "ieee")
+    odd = [(1, 1, 1, 3), (2, 65, 63, 3), (3, 130, 65, 17), (3, 7, 1000, 16), (1, 257, 66, 320), (1, 70, 9, 513)]
+    grid = [(b, n, k, 128) for b in (8, 32) for n in (16_384, 65_536, 131_072) for k in (100, 1000)]
+    fast = [
+        *grid, (8, 32_768, 4096, 128), (8, 32_768, 8192, 128), (1, 131_072, 32_768, 64),
+        *[(1, n, k, 64) for n in (500, 5000) for k in (9, 63)], (1, 8_000_000, 1024, 128), (1, 4_000_000, 4096, 128),
+    ]  # fmt: skip
+    steps: list[tuple[Sequence[tuple[int, int, int, int]], Sequence[str], Sequence[Precision]]] = [
+        ([(1, 1_000_000, 1024, 256), *odd], every, exact),
+        ([(32, 65_536, 1024, 128)], half, ("fast", "certified")),
+        (fast, half, ("fast",)),
+        ([(1, 1 << 20, 4096, 128)], ("float32",), ("fast",)),
+        ([(32, 37_440, 293, 128)], ("bfloat16",), ("fast",)),
+    ]
+    return _distinct(
+        v
+        for arch in archs
+        for shapes, dtypes, precisions in steps
+        for shape in shapes
+        for dtype in dtypes
+        for precision in precisions
+        for v in _shape_variants(*shape, dtype, arch, precision)
+    )
+
+
 def grid_variants(archs: Sequence[int] = (80, 90)) -> list[Variant]:
-    """Kernels of every distinct configuration that the planner picks for the paper's shapes and a grid of 200 more."""
+    """Kernels of every distinct configuration that the planner picks for a grid of 240 shapes, for the paper's and for those of
+    `benchmarks/gpu.py`. Rows of 20, 100 and 300 numbers do not begin at multiples of 16 bytes."""
     sizes = [(1, 4096, 64), (1, 65536, 256), (1, 1 << 20, 1024), (8, 16384, 1000), (1, 1 << 20, 16384)]
-    dims = [3, 8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 768, 1536]
-    shapes = [(*size, d, dtype) for size in sizes for d in dims for dtype in ITEMSIZE][:200]
+    dims = [3, 8, 16, 20, 32, 64, 96, 100, 128, 192, 256, 300, 320, 512, 768, 1536]
+    shapes = [(*size, d, dtype) for size in sizes for d in dims for dtype in ITEMSIZE]
     found = [v for arch in archs for shape in shapes for v in _shape_variants(*shape, arch)]
-    return _distinct([*paper_variants(archs), *found])
+    return _distinct([*paper_variants(archs), *script_variants(archs), *found])
 
 
 def _distinct(variants: Iterable[Variant]) -> list[Variant]:

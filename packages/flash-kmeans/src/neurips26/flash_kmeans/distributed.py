@@ -43,27 +43,33 @@ class DistributedEngine(Engine):
         self.rank = dist.get_rank(group)
         self.path = f"{engine.path}-distributed"
         self.k, self.d, self.dtype, self.unit, self.rows = engine.k, engine.d, engine.dtype, engine.unit, engine.rows
-        ranks = dist.get_world_size(group)
-        sizes = np.zeros(ranks)
-        sizes[self.rank] = engine.n
-        sizes = _reduce(sizes, group).astype(np.int64)
-        self.n, self.first_row = int(sizes.sum()), int(sizes[: self.rank].sum())
-        shapes: list[Any] = [None] * ranks
+        self.centred, self.weights = engine.centred, engine.weights
+        self.n, self.first_row = self._places(engine.n)
+        shapes: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(shapes, (engine.k, engine.d, str(engine.dtype), engine.unit), group=group)
         if len(set(shapes)) > 1:
             raise ValueError(f"x: expected the same K, D, type and metric on every rank, got {shapes}")
+        self.weighted = _reduce(np.array([float(engine.weights is not None)]), group)[0] > 0
         self._share_summary()
+
+    def _places(self, count: int) -> tuple[int, int]:
+        """Sum of `count` over the ranks, and over the ranks before this one."""
+        counts = np.zeros(dist.get_world_size(self.group))
+        counts[self.rank] = count
+        counts = _reduce(counts, self.group).astype(np.int64)
+        return int(counts.sum()), int(counts[: self.rank].sum())
 
     def _share_summary(self) -> None:
         """Mean, variance and scatter of all rows instead of this rank's; the centre of the rank's engine follows."""
         local, n = self.engine.summary, self.engine.n
         mean = _reduce(local.mean * n, self.group) / self.n
         around = n * self.d * local.variance + n * float(np.square(local.mean - mean).sum())
-        moved = not self.unit and bool(self.engine.centre.any() or self.n > n)
-        self.centre = mean.astype(self.dtype) if moved else self.engine.centre
+        self.centre = mean.astype(self.dtype) if self.centred else self.engine.centre
         self.engine.centre = self.centre
         scatter = local.mass if self.unit else scatter_about(self.rows, self.centre, self.engine.weights)
-        total = _reduce(np.array([around, scatter, local.zero_rows]), self.group)
+        total = _reduce(np.array([around, scatter, local.zero_rows, local.mass]), self.group)
+        if total[3] <= 0:
+            raise ValueError("weights: expected at least one positive number on some rank, got all zeros")
         self.tolerance_scale = float(total[0]) / (self.n * self.d)
         self.scatter, self.zero_rows = float(total[1]), float(total[2])
 
@@ -98,6 +104,21 @@ class DistributedEngine(Engine):
         """See `Engine.sum`."""
         return _reduce(values, self.group)
 
+    def newest_common(self, held: list[int]) -> int | None:
+        """See `Engine.newest_common`."""
+        everyone: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(everyone, held, group=self.group)
+        common = set.intersection(*map(set, everyone))
+        if not common and any(everyone):
+            raise ValueError(
+                f"checkpoint: expected one iteration that all ranks hold, got {everyone}; remove the files"
+            )
+        return max(common, default=None)
+
+    def wait(self) -> None:
+        """See `Engine.wait`."""
+        _reduce(np.zeros(1), self.group)
+
     def first_centroids(
         self, init: Any, generator: np.random.Generator, choices: Choices, *, sample: bool
     ) -> np.ndarray:
@@ -107,50 +128,55 @@ class DistributedEngine(Engine):
             state, src=dist.get_global_rank(self.group, 0) if self.group is not None else 0, group=self.group
         )
         generator.bit_generator.state = state[0]
-        if callable(init) or not isinstance(init, str):
-            wanted = np.arange(0)
-        elif init == "random":
-            wanted = generator.choice(self.n, self.k, replace=False)
-        elif self.n > choices.init_rows:
-            wanted = np.sort(generator.choice(self.n, choices.init_rows, replace=False))
-        else:
-            wanted = np.arange(self.n)
         if callable(init):
             raise ValueError("init: expected a name or an array with a process group, got a function")
         if not isinstance(init, str):
             return initial_centroids(self.rows, self.k, init, generator)
-        points, weights = self._gather(wanted)
         if init == "random":
-            return points.astype(np.float64)
+            allowed = None if not self.weighted else np.flatnonzero(self._mass() > 0)
+            total = self.n if allowed is None else self._places(len(allowed))[0]
+            if total < self.k:
+                raise ValueError(f"weights: expected at least K={self.k} positive weights, got {total}")
+            return self._gather(generator.choice(total, self.k, replace=False), allowed)[0].astype(np.float64)
+        wanted = np.arange(self.n)
+        if self.n > choices.init_rows:
+            wanted = np.sort(generator.choice(self.n, choices.init_rows, replace=False))
+        points, weights = self._gather(wanted)
         return initial_centroids(
             ArrayRows(points), self.k, init, generator, weights=weights, centre=self.centre, choices=choices
         )
 
-    def _gather(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Rows of the given global indices, on every rank."""
-        weighted = _reduce(np.array([float(self.engine.weights is not None)]), self.group)[0] > 0
+    def _mass(self) -> np.ndarray:
+        """Weights of this rank's rows."""
+        return np.ones(self.engine.n) if self.weights is None else self.weights
+
+    def _gather(self, wanted: np.ndarray, allowed: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Rows and weights at the given places of all ranks' rows (of their `allowed` rows), on every rank."""
+        count = self.engine.n if allowed is None else len(allowed)
+        before = self._places(count)[1]
+        mine = (wanted >= before) & (wanted < before + count)
+        local = wanted[mine] - before if allowed is None else allowed[wanted[mine] - before]
         table = np.zeros((len(wanted), self.d + 1))
-        mine = (wanted >= self.first_row) & (wanted < self.first_row + self.engine.n)
-        local = wanted[mine] - self.first_row
         if len(local):
             table[mine, :-1] = self.rows.take(local)
-            table[mine, -1] = 1 if self.engine.weights is None else self.engine.weights[local]
+            table[mine, -1] = self._mass()[local]
         table = _reduce(table, self.group)
-        return np.ascontiguousarray(table[:, :-1], dtype=self.dtype), table[:, -1] if weighted else None
+        return np.ascontiguousarray(table[:, :-1], dtype=self.dtype), table[:, -1] if self.weighted else None
 
 
 def fit_shards(shards: list[np.ndarray], jobs: list[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
     """In a group of `len(shards)` gloo processes, cluster `shards[rank]` once for each job `(k, options)`; an error is a result
-    too."""
+    too. An option `weights` is a list with the weights of each rank's rows."""
     from neurips26.flash_kmeans.loop import kmeans
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found = []
+    found, rank = [], dist.get_rank()
     try:
         for k, options in jobs:
+            mine = {**options, "weights": options["weights"][rank]} if "weights" in options else options
             try:
-                r = kmeans(shards[dist.get_rank()], k, process_group=dist.group.WORLD, **options)
+                r = kmeans(shards[rank], k, process_group=dist.group.WORLD, **mine)
                 found.append({"centroids": r.centroids, "labels": r.labels, "inertia": r.inertia, "n_iter": r.n_iter})
             except ValueError as error:
                 found.append({"error": str(error)})

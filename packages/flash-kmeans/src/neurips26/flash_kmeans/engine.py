@@ -53,7 +53,9 @@ class Engine(ABC):
     d: int
     dtype: np.dtype
     unit: bool
+    centred: bool  # the centre is the mean of the points, else zero
     centre: np.ndarray
+    weights: np.ndarray | None
     labels: np.ndarray
     tolerance_scale: float  # mean variance of a feature
     zero_rows: float  # weight of rows without a direction (cosine)
@@ -85,6 +87,14 @@ class Engine(ABC):
         """Sum over all processes (the identity on one)."""
         return values
 
+    def newest_common(self, held: list[int]) -> int | None:
+        """The largest of the numbers that every process holds."""
+        return max(held, default=None)
+
+    def wait(self) -> None:
+        """Return when every process has come here."""
+        return
+
 
 @dataclass
 class _Worker:
@@ -109,7 +119,8 @@ class CpuEngine(Engine):
         self.weights = None if weights is None else np.ascontiguousarray(weights, rows.dtype)
         self.summary = summarise(rows, self.weights, check_finite=check_finite)
         self.tolerance_scale, self.zero_rows = self.summary.variance, self.summary.zero_rows
-        self.centre = np.zeros(rows.d, rows.dtype) if unit or not center else self.summary.mean.astype(rows.dtype)
+        self.centred = center and not unit
+        self.centre = self.summary.mean.astype(rows.dtype) if self.centred else np.zeros(rows.d, rows.dtype)
         offset = self.summary.mean - self.centre
         about = self.summary.squares + self.summary.mass * float(offset @ offset)
         self.scatter = self.summary.mass if unit else about

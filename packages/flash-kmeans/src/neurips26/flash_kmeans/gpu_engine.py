@@ -355,7 +355,8 @@ class GpuEngine(Engine):
         self.n, self.d, self.dtype = rows.n, rows.d, rows.dtype
         self.weights = None if weights is None else np.ascontiguousarray(weights, np.float32)
         self.summary = summarise(rows, self.weights, check_finite=check_finite)
-        self.centre = np.zeros(rows.d, np.float32) if unit or not center else self.summary.mean.astype(np.float32)
+        self.centred = center and not unit
+        self.centre = self.summary.mean.astype(np.float32) if self.centred else np.zeros(rows.d, np.float32)
         offset = self.summary.mean - self.centre
         self.scatter = self.summary.mass if unit else self.summary.squares + self.summary.mass * float(offset @ offset)
         self.tolerance_scale, self.zero_rows = self.summary.variance, self.summary.zero_rows

@@ -109,12 +109,13 @@ def _candidates(
 ) -> tuple[AssignPlan, ...]:
     """Configurations that fit the device for one D and type; none depends on N, K or B."""
     d_pad = max(16, 1 << math.ceil(math.log2(max(d, 1))))
+    aligned = tiny or d % 16 == 0
     found = []
     for warps in (4, 8):
         for block_n in (32, 64, 128, 256):
             for block_k in (32, 64, 128, 256):
                 for stages in (1, 2, 3, 4):
-                    for block_d in ((16,) if full else (32, 64)) if split else (0,):
+                    for block_d in ((16,) if full else (32, 64) if aligned else (32,)) if split else (0,):
                         width = block_d or d_pad
                         if tiny:
                             shared = 0
@@ -134,6 +135,13 @@ def _candidates(
                         # Float32 products are multiply-adds with both operands in registers: only small tiles stay
                         # clear of spills (32 registers of scores spill on sm_80 from D = 320 on).
                         if full and split and (block_n * block_k > 64 * 64 or stages > 2 or accumulator > 16):
+                            continue
+                        # Rows that begin anywhere are loaded number by number, with an address each: few a thread.
+                        loads = width * (block_n + parts * block_k) // threads
+                        if not aligned and (accumulator > 32 or loads > 32):
+                            continue
+                        # Of their float32 products only these two tiles compile without a spill for every D that was tried.
+                        if not aligned and full and (stages > 1 or accumulator != 16 or block_k != 64):
                             continue
                         # A warp group multiplies 64 rows at a time; fewer would fall back to the older unit.
                         if not tiny and device.arch >= 90 and dot_bytes == 2 and block_n < 64:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -189,7 +189,8 @@ def kmeans(
         check_finite: refuse NaN and infinity.
         device: where to compute; default: where `x` is. `"cuda"` without a GPU is an error.
         chunk_rows: rows held at once (out-of-core data, and host data on a GPU).
-        memory_limit: bytes the computation may hold beyond labels and weights; memory maps are then read through their file.
+        memory_limit: bytes the computation may hold beyond the label, weight and distance of each point; memory maps are then
+            read through their file.
         threads: CPU threads; default `torch.get_num_threads()`. The result does not depend on it.
         seed: int, `numpy.random.Generator`, or `None`.
         checkpoint: path of a file written atomically every `checkpoint_every` iterations; `resume=True` goes on from it.
@@ -242,7 +243,7 @@ def kmeans(
     rows = rows_of(source, through_file=memory_limit is not None, allow_empty=distributed)
     if metric == "cosine":
         rows = UnitRows(rows)
-    weight = check_weights(weights, rows.n)
+    weight = check_weights(weights, rows.n, partial=distributed)
     generator = seed if isinstance(seed, np.random.Generator) else np.random.default_rng(seed)
     options: dict[str, Any] = dict(
         weights=weight, unit=metric == "cosine", center=center, chunk_rows=chunk_rows, memory_limit=memory_limit,
@@ -271,11 +272,17 @@ def kmeans(
     for run in range(n_init):
         store = None
         if checkpoint is not None:
-            store = checkpoints.Checkpoint(checkpoint, checkpoint_every, resume, engine, (k, metric, empty, float(tol)))
+            store = checkpoints.Checkpoint(
+                checkpoint, checkpoint_every, resume, engine, (k, metric, empty, float(tol), center)
+            )
         if store is not None and store.found:
             start = np.zeros((k, rows.d))
         else:
-            start = engine.first_centroids(init, generator, choices, sample=memory_limit is not None)
+            seen = choices
+            if memory_limit is not None:  # the sample that the first centroids are drawn from may take half of it
+                rows_held = max(k, memory_limit // (2 * rows.d * rows.dtype.itemsize))
+                seen = replace(choices, init_rows=min(choices.init_rows, rows_held))
+            start = engine.first_centroids(init, generator, seen, sample=memory_limit is not None)
         if run:
             engine.labels = np.full(rows.n, -1, np.int32)
         final, inertia, state = lloyd(
@@ -299,8 +306,8 @@ def _drop(engine: Engine, centroids: np.ndarray, labels: np.ndarray) -> tuple[np
     return centroids[kept], (np.cumsum(kept, dtype=np.int32) - 1)[labels].astype(np.int32)
 
 
-def check_weights(weights: Any, n: int, name: str = "weights") -> np.ndarray | None:
-    """`(N,)` float64 weights: finite, non-negative, not all zero."""
+def check_weights(weights: Any, n: int, name: str = "weights", *, partial: bool = False) -> np.ndarray | None:
+    """`(N,)` float64 weights: finite, non-negative, not all zero (unless they are those of a part of the rows)."""
     if weights is None:
         return None
     values = np.asarray(weights.detach().cpu() if hasattr(weights, "detach") else weights, dtype=np.float64)
@@ -314,7 +321,7 @@ def check_weights(weights: Any, n: int, name: str = "weights") -> np.ndarray | N
         )
     if n and values.min() < 0:
         raise ValueError(f"{name}: expected non-negative numbers, got {values.min()} at {int(values.argmin())}")
-    if n and not values.any():
+    if n and not partial and not values.any():
         raise ValueError(f"{name}: expected at least one positive number, got all zeros")
     return values
 

@@ -82,8 +82,10 @@ def _(
     return x.new_empty((k, x.shape[1]), dtype=wide), x.new_empty(k, dtype=wide)
 
 
-def assign(x: torch.Tensor, c: torch.Tensor, metric: str, precision: str, return_distance: bool, out: Any) -> Any:
-    """What the public `assign` does with tensors on a GPU and inside `torch.compile`: no check looks at values."""
+def assign(
+    x: torch.Tensor, c: torch.Tensor, metric: str, precision: str, return_distance: bool, out: Any, check_finite: bool
+) -> Any:
+    """What the public `assign` does with tensors on a GPU and inside `torch.compile`."""
     if x.dim() != 2 or c.dim() != 2 or x.shape[1] != c.shape[1] or not c.shape[0]:
         raise ValueError(f"c: expected shape (K, D={x.shape[-1]}), got {tuple(c.shape)}")
     if out is not None and (
@@ -97,6 +99,18 @@ def assign(x: torch.Tensor, c: torch.Tensor, metric: str, precision: str, return
             f"out: expected a contiguous int32 tensor of shape (N={x.shape[0]},) on {x.device}, "
             f"got {getattr(out, 'dtype', type(out))} {tuple(getattr(out, 'shape', ()))}"
         )
+    if (
+        check_finite
+        and not torch.compiler.is_compiling()
+        and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    ):
+        for name, values in (("x", x), ("c", c)):
+            if bool(torch.isfinite(values.sum(dim=1, dtype=torch.float32)).all()):
+                continue
+            bad = ~torch.isfinite(values).all(dim=1)  # sums of large numbers may overflow
+            if bool(bad.any()):
+                row = int(torch.nonzero(bad)[0])
+                raise ValueError(f"{name}: expected finite numbers, got NaN or infinity in row {row}")
     labels, distance = assign_op(x, c, metric, precision)
     if out is not None:
         labels = out.copy_(labels)  # 4 N bytes on the device, little beside the points that were read
@@ -106,7 +120,18 @@ def assign(x: torch.Tensor, c: torch.Tensor, metric: str, precision: str, return
 def update_centroids(
     x: torch.Tensor, labels: torch.Tensor, k: int, weights: Any, old: Any, deterministic: bool, return_mass: bool
 ) -> Any:
-    """What the public `update_centroids` does with tensors on a GPU and inside `torch.compile`."""
+    """What the public `update_centroids` does with tensors on a GPU and inside `torch.compile`: no check looks at values."""
+    labels = torch.as_tensor(labels, device=x.device)
+    if labels.shape != x.shape[:1] or labels.is_floating_point():
+        raise ValueError(f"labels: expected (N={x.shape[0]},) integers, got {labels.dtype} {tuple(labels.shape)}")
+    if weights is not None:
+        weights = torch.as_tensor(weights, device=x.device)
+        if weights.shape != x.shape[:1]:
+            raise ValueError(f"weights: expected shape (N={x.shape[0]},), got {tuple(weights.shape)}")
+    if old is not None:
+        old = torch.as_tensor(old, device=x.device)
+        if old.shape != (k, x.shape[1]):
+            raise ValueError(f"old: expected shape (K={k}, D={x.shape[1]}), got {tuple(old.shape)}")
     means, mass = update_op(x, labels, k, weights, deterministic)
     if old is not None:
         means = torch.where((mass > 0)[:, None], means, old.to(means.dtype))

@@ -20,7 +20,7 @@ from neurips26.flash_kmeans import datasets
 from neurips26.flash_kmeans.loop import kmeans
 from neurips26.shared.threads import limit
 
-__all__ = ["GRID", "Cell", "bare_product", "methods", "seconds", "time_cell"]
+__all__ = ["GRID", "Cell", "bare_product", "least_in_turns", "methods", "seconds", "time_cell"]
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,14 @@ def seconds(call: Callable[[], Any]) -> float:
     start = time.process_time()
     call()
     return time.process_time() - start
+
+
+def least_in_turns(calls: list[Callable[[], Any]], repeats: int = 3) -> list[float]:
+    """CPU seconds of each call on one thread: one warm-up, then `repeats` rounds over all calls, of which the least counts."""
+    with limit(1):
+        for call in calls:
+            call()
+        return np.min([[seconds(call) for call in calls] for _ in range(repeats)], axis=0).tolist()
 
 
 def _ours(x: np.ndarray, init: np.ndarray, iterations: int) -> np.ndarray:

@@ -29,7 +29,7 @@ def update_centroids(
 
     Args:
         x: `(N, D)` points.
-        labels: `(N,)` integers in `0..k-1`.
+        labels: `(N,)` integers in `0..k-1`. On a GPU rows with any other label are left out: a check would wait for the device.
         k: number of clusters.
         weights: `(N,)` non-negative.
         old: `(K, D)`: what an empty cluster keeps; default zeros.
