@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("flwr")
 pytest.importorskip("peft")
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from neurips26.shared.federated import (
@@ -211,6 +211,30 @@ def test_a_client_that_never_answers_is_named_and_the_run_goes_on(monkeypatch):
     assert result.rounds[2]["replies"] == [0, 1, 2, 3]
 
 
+def test_replies_belong_to_the_message_that_they_answer(monkeypatch, caplog):
+    """Error replies need not come from the client: a SuperLink answers for a node that is gone, and strangers may write."""
+    plain = InProcessGrid.send_and_receive
+
+    def told(message, error, **changed):
+        reply = Message(error, reply_to=message)
+        reply.metadata.__dict__.update({f"_{key}": value for key, value in changed.items()})
+        return reply
+
+    def lossy(self, messages, *, timeout=None):
+        replies = list(plain(self, messages, timeout=timeout))
+        if messages[0].metadata.group_id == "2":
+            replies[1] = told(messages[1], Error(code=2, reason="node unavailable"), src_node_id=1)
+            stranger = {"src_node_id": 5, "dst_node_id": 6, "reply_to_message_id": "another"}
+            replies.append(told(messages[2], Error(code=0, reason="who am I"), **stranger))
+        return replies[::-1]
+
+    monkeypatch.setattr(InProcessGrid, "send_and_receive", lossy)
+    result = run_federated(MIXED)
+    assert result.rounds[1]["failures"] == [[1, "error", "node unavailable"]]
+    assert result.rounds[1]["replies"] == [0, 2, 3] and result.rounds[2]["replies"] == [0, 1, 2, 3]
+    assert "dropped a reply from node 5" in caplog.text
+
+
 def test_a_client_that_crashed_before_saving_starts_from_its_last_state():
     """FedSA keeps B in private: the crashed round must leave no trace in it."""
     seen = {}
@@ -236,7 +260,7 @@ def test_a_bad_update_can_stop_the_run_and_is_named():
 def test_a_client_without_examples_and_one_with_fewer_than_a_batch():
     config = BASE.replace(task_options=TASK | {"empty": [2], "examples": 4}, batch_size=64)
     result = run_federated(config)
-    assert all(row["replies"] == [0, 1, 3] for row in result.rounds)
+    assert all(row["replies"] == [0, 1, 3] and row["loss"] > 0 for row in result.rounds)
 
 
 def test_a_client_that_missed_rounds_has_the_same_base_as_one_that_did_not():
@@ -298,6 +322,10 @@ def test_a_method_that_sends_what_it_did_not_declare_is_stopped_by_name():
     with patched_method("fedsa", Leaky):
         result = run_federated(BASE.replace(method="fedsa", rounds=1))
     assert "PrivateLeakError: B/layer: not among the fields" in result.rounds[0]["failures"][0][2]
+    with patched_method("fedsa", Leaky), mock.patch.object(client, "check_uplink"):  # a client without the check
+        result = run_federated(BASE.replace(method="fedsa", rounds=1))
+    assert result.rounds[0]["failures"][0][1] == "rejected" and result.rounds[0]["empty"]
+    assert "B/layer: not among the fields" in result.rounds[0]["failures"][0][2]
     with pytest.raises(PrivateLeakError, match="B/w: not among the fields"):
         check_uplink({"A/w": torch.zeros(1), "B/w": torch.zeros(1)}, ("A", "head"))
 
@@ -407,6 +435,10 @@ def test_flowers_local_differential_privacy_goes_around_methods_that_return_what
     plain, little, much = run(config, 0), run(config, 1e-6), run(config, 1e-2)
     far = [(r.final["head/layer.bias"] - plain.final["head/layer.bias"]).norm() for r in (little, much)]
     assert 0 < far[0] < 1e-4 < far[1]
+    # Flora sends back other keys than it got. The mod's refusal answers the client's reply: it names no message that the
+    # server sent, and no client as its sender.
+    failures = run(MIXED.replace(rounds=1), 1e-6).rounds[0]["failures"]
+    assert [f[:2] for f in failures] == [[pid, "error"] for pid in range(4)]
 
 
 def test_store_reads_earlier_rounds_only_and_survives_on_disk(tmp_path):
@@ -553,6 +585,10 @@ def test_run_configuration_there_and_back():
         FedConfig.from_run_config({"local-step": 3})
     with pytest.raises(ValueError, match="expected JSON for ranks, got '4,4'"):
         FedConfig.from_run_config({"ranks": "4,4"})
+    with pytest.raises(ValueError, match="kind: expected one of 'crash_before_train'"):
+        FedConfig.from_run_config({"faults": '[[1, 2, "fire"]]'})
+    with pytest.raises(ValueError, match="eval_every: expected an integer >= 0"):
+        FedConfig.from_run_config({"eval-every": -1})
     with pytest.raises(ValueError, match="ranks: expected one for each of the task's 4 clients, got 3"):
         run_federated(BASE.replace(ranks=(2, 2, 2)))
     with pytest.raises(ValueError, match="method: nothing importable is named 'no.such:Thing'"):

@@ -14,13 +14,15 @@ from neurips26.shared import backbones, plots
 from neurips26.shared.claims import Claim, Criterion, DataUse, Measurement, Series, Tuning, measures, tunes
 from neurips26.shared.context import Context
 from neurips26.shared.data import DataMissing
+from neurips26.shared.federated import run_federated
 
 #: Rivals that take clients of any rank, and the ablations of the method.
 RIVALS = ("flora", "flexlora", "hetlora", "ffa", "fedplora")
 LINEAR_RIVALS = (*RIVALS, "zeropad")
 ABLATIONS = tuple(name for name in VARIANTS if name.startswith("frank,"))
-#: Reported seeds. A run on the generated federation takes two seconds, one on the texts ten.
-SEEDS = {"linear": 10, "banking77": 5}
+#: Reported seeds. A run on the generated federation takes two seconds, one on the texts ten. The generated federation had
+#: ten at first; two of its claims were undecided with them, so all methods got ten more, the criteria unchanged.
+SEEDS = {"linear": 20, "banking77": 5}
 _LINEAR = [DataUse("linear federation with a known answer", "generated")]
 _BANKING = [DataUse("banking77/train.csv", "real"), DataUse("banking77/test.csv", "real")]
 
@@ -108,6 +110,10 @@ def _measurement(
     **more: Any,
 ) -> Measurement:
     seeds, rows, lrs = _table(ctx, federation, variants, size)
+    if federation == "linear" and ctx.tier == "cpu":
+        ctx.note(
+            "Extended from ten to twenty seeds, all methods alike, because the first ten left two claims undecided."
+        )
     rivals = {v: r for v, r in rows.items() if v not in ("frank", "head only")}
     reference = compared_to or _best(rivals, federation)
     cells = [
@@ -236,12 +242,13 @@ def _snr_picture(ctx: Context) -> Any:
     tiers=("quick", "cpu"),
 )
 def half_uplink(ctx: Context) -> Measurement:
-    """One round of the linear federation (square weights, no head), metered; downlink in the cells."""
+    """The second round of the linear federation (square weights, no head), metered; downlink in the cells."""
     seed = ctx.seeds(1)[0]
 
     def bytes_of(variant: str) -> dict[str, float]:
-        got = run("linear", variant, rates("linear", variant)[0], seed, "quick")
-        return {"up": got["up"][4] * 1e6, "down": got["down"][4] * 1e6}
+        config = configuration("linear", variant, rates("linear", variant)[0], seed)
+        meter = run_federated(config.replace(rounds=2, eval_every=0)).meter
+        return {way: float(meter.total(way, round=2)) for way in ("up", "down")}
 
     names = ("frank", "flora", "hetlora", "flexlora", "ffa", "fedplora")
     rows = {v: ctx.cell({"variant": v}, lambda v=v: bytes_of(v)) for v in ctx.track(names, "bytes")}
@@ -333,7 +340,7 @@ def mixed_ranks_banking(ctx: Context) -> Measurement:
         paper_value="better than the state of the art on benchmarks at half the overhead (abstract, no figures)",
         scope="scaled down",
         metric="accuracy of the global model on test texts",
-        unit="1",
+        unit="accuracy",
         direction="higher",
         criterion=Criterion(kind="difference", at_least=-0.01),
     ),
@@ -347,7 +354,8 @@ def accuracy_with_flora(ctx: Context) -> Measurement:
         ("frank", *RIVALS, "head only"),
         "accuracy",
         compared_to="flora",
-        reason="Five seeds of 500 test texts: one point is within the noise of a partition.",
+        reason="Partitions differ more than the methods do: five seeds leave an interval of about nine points either way. To "
+        "decide about one point would take hundreds of seeds of seven methods, some ten CPU seconds a run.",
     )
 
 

@@ -174,9 +174,7 @@ class Settings:
 
 
 def _round(t: int, rounds: int, row: dict[str, Any]) -> None:
-    loss = (
-        "no valid reply" if row["empty"] else f"training loss {row['loss']:.4f}" if row["loss"] is not None else "done"
-    )
+    loss = "no valid reply" if row["empty"] else f"training loss {row['loss']:.4f}"
     failed = f", {len(row['failures'])} clients failed" if row["failures"] else ""
     print(f"round {t} of {rounds}: {loss}{failed}, {row['seconds']:.1f} s", file=sys.stderr)
 

@@ -89,10 +89,11 @@ def configuration(federation: str, variant: str, lr: float, seed: int, size: str
     full = size == "full"
     ranks = (4, 4, 4, 8, 8, 8, 16, 32) if full else (4, 8, 8, 16)
     task = {"paper": "frank-lora", "num_clients": len(ranks), "alpha": 0.5, "layers": 1, "seed": seed}
-    task |= {"train_size": 1600, "test_size": 500} if full else {"train_size": 400, "test_size": 150}
+    task |= {"train_size": 1600, "test_size": 500} if full else {"train_size": 240, "test_size": 80}
     return FedConfig(
         task="neurips26.shared.federated.text:TextTask", task_options=task, ranks=ranks, rounds=6 if full else 2,
-        local_steps=3, batch_size=16, optimizer="adamw", head_lr=5e-3, eval_every=3 if full else 2, **common,
+        local_steps=3 if full else 2, batch_size=16 if full else 8, optimizer="adamw", head_lr=5e-3,
+        eval_every=3 if full else 2, **common,
     )  # fmt: skip
 
 

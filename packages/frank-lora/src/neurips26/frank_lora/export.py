@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from peft import LoraConfig
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -26,6 +25,8 @@ def save_as_peft(delta: Mapping[str, Tensor], path: str | Path, rank: int) -> di
     Returns:
         The relative Frobenius error of each module.
     """
+    from peft import LoraConfig  # here, because it brings transformers and seconds of import
+
     check_int(rank, "rank", minimum=1)
     tensors, errors = {}, {}
     for name, change in delta.items():

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from neurips26.shared.arrays import check_choice, check_int, check_real
+from neurips26.shared.federated.faults import FaultPlan
 from neurips26.shared.federated.model import LoraSpec
 
 __all__ = ["FedConfig", "named"]
@@ -73,8 +74,17 @@ class FedConfig:
         check_choice(self.weighting, "weighting", ("examples", "uniform"))
         check_int(self.seed, "seed", minimum=0)
         check_choice(self.split, "split", ("validation", "test"))
+        check_int(self.eval_every, "eval_every", minimum=0)
+        check_int(self.client_eval_every, "client_eval_every", minimum=0)
+        check_real(self.weight_decay, "weight_decay", minimum=0)
+        if self.head_lr is not None:
+            check_real(self.head_lr, "head_lr", minimum=0)
+        if self.grad_clip is not None:
+            check_real(self.grad_clip, "grad_clip", minimum=0, inclusive=False)
+        FaultPlan.from_json(self.faults)
         check_choice(self.on_bad_update, "on_bad_update", ("reject", "raise"))
         check_int(self.threads, "threads", minimum=1)
+        check_real(self.timeout, "timeout", minimum=0, inclusive=False)
 
     @property
     def lora(self) -> LoraSpec:

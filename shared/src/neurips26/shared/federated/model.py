@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 
 from neurips26.shared.arrays import check_choice, check_int, check_real
@@ -189,6 +188,11 @@ class LoraModel:
     def _adapter(self, r: int) -> str:
         """The adapter of rank ``r``, injected by PEFT when it is first asked for."""
         if r not in self._ranks:
+            from peft import (
+                LoraConfig,
+                inject_adapter_in_model,
+            )  # here, because it brings transformers and seconds of import
+
             config = LoraConfig(r=r, lora_alpha=r, lora_dropout=0.0, bias="none", target_modules=self.targets)
             with warnings.catch_warnings():  # PEFT warns of a second adapter, and of GPT-2's Conv1D, which it handles
                 warnings.simplefilter("ignore", UserWarning)

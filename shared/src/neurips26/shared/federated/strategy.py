@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -21,7 +21,7 @@ from neurips26.shared.federated.meter import ByteMeter
 from neurips26.shared.federated.method import ClientUpdate, FedMethod, GlobalModel
 from neurips26.shared.federated.records import from_content, to_content
 from neurips26.shared.federated.state import Tensors
-from neurips26.shared.federated.store import check_uplink
+from neurips26.shared.federated.store import PrivateLeakError, check_uplink
 from neurips26.shared.federated.task import Task
 from neurips26.shared.seeding import rng
 
@@ -110,6 +110,7 @@ class FedLoRAStrategy(Strategy):
         self.method, self.task, self.config, self.checkpoints = method, task, config, checkpoints
         self.result = FedResult(config)
         self._nodes: dict[int, int] = {}
+        self._asked: list[tuple[int, Metadata]] = []
         self._shapes: dict[int, dict[str, tuple[int, ...]]] = {}
         method.begin(setup_of(config, task))
 
@@ -135,7 +136,7 @@ class FedLoRAStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies, weigh them by examples (or uniformly), and let the method aggregate."""
-        updates, losses, failures, seconds = [], [], [], 0.0
+        updates, losses, failures, seconds = [], {}, [], 0.0
         for pid, message in self._by_partition(replies):
             if not message.has_content():
                 failures.append([pid, "error", message.error.reason or str(message.error.code)])
@@ -152,7 +153,7 @@ class FedLoRAStrategy(Strategy):
                 failures.append([pid, "rejected", problem])
                 continue
             seconds += float(metrics["seconds"])  # type: ignore[arg-type]
-            losses.append(float(metrics["train-loss"]))  # type: ignore[arg-type]
+            losses[pid] = float(metrics["train-loss"])  # type: ignore[arg-type]
             updates.append((pid, int(metrics["num-examples"]), tensors, config))  # type: ignore[arg-type]
         answered = {u[0] for u in updates} | {f[0] for f in failures}
         failures += [
@@ -167,7 +168,7 @@ class FedLoRAStrategy(Strategy):
                 server_round,
                 [ClientUpdate(pid, w, n, t, c) for (pid, n, t, c), w in zip(updates, weights, strict=True)],
             )
-            row["loss"] = float(np.dot(weights, losses[: len(weights)])) if len(losses) == len(weights) else None
+            row["loss"] = float(np.dot(weights, [losses[u[0]] for u in updates]))
         else:
             log.warning("round %d is empty: no valid reply, the model stays as it is", server_round)
         self.result.rounds.append(row | {"empty": not updates, "client_seconds": seconds})
@@ -268,24 +269,44 @@ class FedLoRAStrategy(Strategy):
             raise RuntimeError(f"nodes: expected clients 0..{wanted - 1}, nobody answered for {missing}")
 
     def _messages(self, round: int, pids: list[int], kind: str) -> list[Message]:
-        messages = []
+        messages, self._asked = [], []
         for pid in pids:
             payload = self.method.downlink(round, pid)
             content = to_content(payload.tensors, payload.config | {"round": round})
             purpose = "train" if kind == MessageType.TRAIN else "evaluate"
             self.result.meter.add(round, pid, "down", content, purpose)
             messages.append(Message(content, dst_node_id=self._nodes[pid], message_type=kind, group_id=str(round)))
+            self._asked.append((pid, messages[-1].metadata))
         return messages
 
     def _by_partition(self, replies: Iterable[Message]) -> list[tuple[int, Message]]:
+        """Replies with the client that each is from, in the order of the clients; a reply of nobody's is logged and dropped.
+
+        A reply belongs to the message that it answers (the grid has given that its id by now). One that names no such
+        message is told by its sender. Error replies of Flower's mods (``LocalDpMod`` and others) are built as an answer to
+        the client's own reply: they name no message and go the wrong way, so that the client is their destination.
+        """
+        of_message = {asked.message_id: pid for pid, asked in self._asked if asked.message_id}
         of_node = {node: pid for pid, node in self._nodes.items()}
-        found = [(of_node[m.metadata.src_node_id], m) for m in replies]
+        found = []
+        for message in replies:
+            about = message.metadata
+            pid = of_message.get(about.reply_to_message_id, of_node.get(about.src_node_id))
+            if pid is None and not message.has_content():
+                pid = of_node.get(about.dst_node_id)
+            if pid is None:
+                log.warning("dropped a reply from node %d, which is no client of this run", about.src_node_id)
+            else:
+                found.append((pid, message))
         return sorted(found, key=lambda item: item[0])
 
     def _problem(self, round: int, pid: int, tensors: Tensors, config: dict[str, Any]) -> str | None:
         if config.get("round") != round:
             return f"it answers round {config.get('round')}"
-        check_uplink(tensors, self.method.uplink)
+        try:
+            check_uplink(tensors, self.method.uplink)
+        except PrivateLeakError as error:
+            return str(error)
         for key, shape in self.method.expected(round, pid).items():
             if key not in tensors:
                 return f"{key} is missing"
