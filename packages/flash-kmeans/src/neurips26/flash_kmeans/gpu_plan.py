@@ -140,8 +140,13 @@ def _candidates(
                         loads = width * (block_n + parts * block_k) // threads
                         if not aligned and (accumulator > 32 or loads > 32):
                             continue
-                        # Of their float32 products only these two tiles compile without a spill for every D that was tried.
+                        # Of their float32 products only these tiles compile without a spill for every D that was tried.
                         if not aligned and full and (stages > 1 or accumulator != 16 or block_k != 64):
+                            continue
+                        if not aligned and full and device.arch >= 90 and warps == 8:
+                            continue
+                        # Unpipelined, the two parts of a bfloat16 centroid spill with eight warps on the older unit.
+                        if split and parts == 2 and device.arch < 90 and stages == 1 and warps == 8 and aligned:
                             continue
                         # A warp group multiplies 64 rows at a time; fewer would fall back to the older unit.
                         if not tiny and device.arch >= 90 and dot_bytes == 2 and block_n < 64:
