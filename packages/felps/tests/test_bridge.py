@@ -177,5 +177,6 @@ def test_queue_admits_what_the_simulator_admits(name, mode):
             q.policy.on_finished(request, at, reason, emitted, prompt_left)
 
     engine = EngineModel(0.02, 1e-4, 1e-3, 0.0, 0.05)
-    Mirror(Simulator(engine, 2, 5, 64, 100_000), workload, Told(mode=mode), np.inf, {}, {}, 10**6).run()
+    told = Told(mode=mode)  # pyright: ignore[reportAbstractUsage]
+    Mirror(Simulator(engine, 2, 5, 64, 100_000), workload, told, np.inf, {}, {}, 10**6).run()
     assert len(admitted) == n

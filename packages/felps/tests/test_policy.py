@@ -133,6 +133,14 @@ def test_bad_requests_name_the_field(kwargs, name):
         Request(**(dict(id=1, adapter=1, arrival=0.0, prompt_tokens=3) | kwargs))
 
 
+def test_a_misspelt_option_is_named_with_those_that_exist():
+    with pytest.raises(ValueError, match="vtc: expected options among mode, .*, got 'wieght'"):
+        Policy.make("vtc", wieght=1.0)
+    with pytest.raises(ValueError, match="felps: expected options among weight, alpha"):
+        Policy.make("felps", wieght=1.0)
+    assert Policy.make("drr", quantum=5.0, mode="drain", max_draining=2).max_draining == 2
+
+
 def test_unknown_policy_and_mode():
     with pytest.raises(ValueError, match=r"policy.*felps"):
         Policy.make("felpz")

@@ -132,11 +132,36 @@ def test_broken_files_say_where(tmp_path, text, message):
         Workload.from_azure_csv(write(tmp_path, text))
 
 
+def test_times_that_are_none_and_files_that_are_no_text(tmp_path):
+    header = "arrival_s,adapter,prompt_tokens,output_tokens\n0,a,3,1\n"
+    for time in ("inf", "-1", "soon"):
+        with pytest.raises(TraceError, match="line 3: arrival_s"):
+            Workload.from_csv(write(tmp_path, header + f"{time},a,3,1\n"))
+    path = tmp_path / "trace.csv"
+    path.write_bytes(b"arrival_s,adapter\xff\xfe")
+    with pytest.raises(TraceError, match="trace.csv: expected a CSV file"):
+        Workload.from_csv(path)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    "profile", [{"8": 1}, {"8": {"1": [1.0]}}, {"8": {"x": [1.0, 0.1, 0.1]}}, {"8": {"1": [0.0, 0.1, 0.1]}}, {}]
+)
+def test_a_profile_of_another_form_is_refused(profile):
+    with pytest.raises(ValueError, match="profile"):
+        fit_cost_profile(profile)
+
+
 def test_mooncake_lines(tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_text('{"timestamp": 1500, "input_length": 7, "output_length": 3}\n\n')
     workload = Workload.from_jsonl(path, 4)
     assert (workload.arrival[0], workload.prompt[0], workload.output[0]) == (1.5, 7, 3)
+    path.write_text(
+        '{"timestamp": 0, "input_length": 7, "output_length": 0}\n{"timestamp": 9, "input_length": 7, "output_length": 3}'
+    )
+    with pytest.warns(UserWarning, match="1 rows"):
+        assert Workload.from_jsonl(path, 4).dropped == 1
     path.write_text('{"timestamp": 1500, "input_length": 7}\n')
     with pytest.raises(TraceError, match="line 1"):
         Workload.from_jsonl(path)

@@ -34,6 +34,7 @@ QUICK = [
     {"policy": "affinity", "mode": "skip"},
 ]
 SEEDS = 5
+FAIR_SEEDS = 12
 NO_FIGURE = "none: only the abstract was at hand, which prints no figure"
 
 
@@ -139,6 +140,83 @@ def tune_weight(ctx: Context) -> Tuning:
     best = max(smallest, key=smallest.__getitem__)
     chosen = {"felps": {"weight": best}, "smallest advantage": {str(w): round(v, 4) for w, v in smallest.items()}}
     return Tuning(cells, chosen, "three development windows a trace; values are logarithms of ours over theirs")
+
+
+def _widest_margin(figures: dict[float, dict[str, float]]) -> float:
+    """The weight whose smaller margin over both criteria (0.03 of the Jain index, 97 % of the throughput) is largest."""
+    return max(figures, key=lambda w: min(figures[w]["jain"] - 0.03, float(np.log(figures[w]["throughput"] / 0.97))))
+
+
+@tunes(
+    "weight-vtc-skip",
+    "weight of FELPS that drains, against VTC that skips, by the smaller of its margins over both criteria (0.03 of the Jain "
+    "index, 97 % of the throughput), over three traces (development windows)",
+)
+def tune_weight_against_skip(ctx: Context) -> Tuning:
+    """The figures of the two claims it serves, on windows and adapter draws that the reported runs never touch."""
+    settings = [{"policy": "felps", "mode": "drain", "weight": w} for w in ex.WEIGHTS]
+    rival = {"policy": "vtc", "mode": "skip"}
+    cells: list[dict[str, Any]] = []
+    jobs = [(trace, i, seed) for trace in ex.TRACES for i, seed in enumerate(ctx.seeds(3))]
+    for trace, i, seed in ctx.track(jobs, "development windows"):
+
+        def figures(trace: str = trace, i: int = i, seed: int = seed) -> list[dict[str, float]]:
+            return [ex.run(ctx.data, trace, seed, i, s, development=True) for s in [*settings, rival]]
+
+        *ours, theirs = ctx.cell({"trace": trace, "seed": seed}, figures)
+        for w, mine in zip(ex.WEIGHTS, ours):
+            factors = {"trace": trace, "weight": w}
+            for metric, value in (
+                ("jain", mine["jain"] - theirs["jain"]),
+                ("throughput", float(np.log(mine["throughput"] / theirs["throughput"]))),
+            ):
+                cells.append({"factors": factors | {"metric": metric}, "seed": seed, "method": "felps", "value": value})
+    means = _means(cells)
+    return Tuning(
+        cells, {"felps": {"weight": _widest_margin(means)}, "by weight": _shown(means)},
+        "three development windows a trace; Jain: ours less theirs; throughput: logarithm of ours over theirs",
+    )  # fmt: skip
+
+
+@tunes(
+    "vllm-weight",
+    "weight of the plug-in against first come, first served, by the smaller of its margins over both criteria (0.03 of the "
+    "Jain index, 97 % of the throughput), in the simulator with vLLM's step times (development part of the arena trace)",
+)
+def tune_plug_in(ctx: Context) -> Tuning:
+    """The figures of the two claims it serves; the replays in vLLM begin where this part of the trace ends."""
+    cells: list[dict[str, Any]] = []
+    for seed in ctx.track(ctx.seeds(8), "development windows"):
+        rows = ctx.cell({"seed": seed}, lambda seed=seed: live.vllm_forecast(ctx.data("arena"), seed, ex.WEIGHTS))
+        theirs = rows["default"]
+        for w in ex.WEIGHTS:
+            for metric, value in (
+                ("jain", rows[str(w)]["jain"] - theirs["jain"]),
+                ("throughput", float(np.log(rows[str(w)]["throughput"] / theirs["throughput"]))),
+            ):
+                cells.append(
+                    {"factors": {"weight": w, "metric": metric}, "seed": seed, "method": "felps", "value": value}
+                )
+    means = _means(cells)
+    return Tuning(
+        cells, {"felps": {"weight": _widest_margin(means)}, "by weight": _shown(means)},
+        "eight windows; Jain: ours less the default's; throughput: logarithm of ours over the default's",
+    )  # fmt: skip
+
+
+def _means(cells: list[dict[str, Any]]) -> dict[float, dict[str, float]]:
+    """Weight -> mean gain of the Jain index, and geometric mean of the kept throughput."""
+    by: dict[float, dict[str, list[float]]] = {}
+    for cell in cells:
+        by.setdefault(cell["factors"]["weight"], {}).setdefault(cell["factors"]["metric"], []).append(cell["value"])
+    return {
+        w: {"jain": float(np.mean(v["jain"])), "throughput": float(np.exp(np.mean(v["throughput"])))}
+        for w, v in by.items()
+    }
+
+
+def _shown(means: dict[float, dict[str, float]]) -> dict[str, dict[str, float]]:
+    return {str(w): {k: round(v, 4) for k, v in by.items()} for w, by in means.items()}
 
 
 @tunes(
@@ -327,6 +405,25 @@ def _where_rivals_win(cells: list[dict[str, Any]]) -> list[str]:
 WEIGHT = 0.2
 
 
+def _extended(
+    ctx: Context, name: str, settings: list[dict[str, Any]]
+) -> list[tuple[str, int, dict[str, dict[str, float]]]]:
+    """Figures of some settings alone on more seeds than whole sweeps are run on."""
+    jobs = [(trace, i, seed) for trace in ex.TRACES for i, seed in enumerate(ctx.seeds(FAIR_SEEDS))]
+    units = []
+    for trace, i, seed in ctx.track(jobs, name):
+
+        def figures(trace: str = trace, i: int = i, seed: int = seed) -> dict[str, dict[str, float]]:
+            return {label(s): ex.run(ctx.data, trace, seed, i, s) for s in settings}
+
+        units.append((trace, seed, ctx.cell({name: trace, "seed": seed}, figures)))
+    ctx.note(
+        "five seeds left it open whether FELPS beats the fair schedulers; extended to twelve, for all methods alike and with "
+        "the criteria unchanged: every window of the Azure traces is met twice, with other adapters"
+    )
+    return units
+
+
 @measures(
     Claim(
         id="beats-fair-schedulers",
@@ -343,41 +440,40 @@ WEIGHT = 0.2
 )
 def beats_fair(ctx: Context) -> Measurement:
     """The smallest advantage decides; VTC and DRR that skip are in the full table."""
+    ours = {"policy": "felps", "mode": "drain", "weight": WEIGHT}
+    theirs = [s for s in ex.rivals() if s["policy"] in ("vtc", "drr") and s["mode"] != "skip"]
     cells = []
-    for trace, seed, rows in _units(ctx):
-        ours = rows[label({"policy": "felps", "mode": "drain", "weight": WEIGHT})]
-        for name, theirs in rows.items():
-            if _method(name) in ("vtc", "drr") and "mode=skip" not in name:
-                for metric in ("jain", "throughput"):
-                    factors = {"trace": trace, "rival": name, "metric": metric}
-                    cells.append(
-                        {"factors": factors, "seed": seed, "method": "felps", "value": ours[metric] / theirs[metric]}
-                    )
-    return Measurement(cells=cells, seeds=_seeds(ctx), data=_data(ctx, ex.TRACES), tuned_by="weight")
+    for trace, seed, rows in _extended(ctx, "fair schedulers", [ours, *theirs]):
+        for rival in map(label, theirs):
+            for metric in ("jain", "throughput"):
+                factors = {"trace": trace, "rival": rival, "metric": metric}
+                value = rows[label(ours)][metric] / rows[rival][metric]
+                cells.append({"factors": factors, "seed": seed, "method": "felps", "value": value})
+    return Measurement(cells=cells, seeds=ctx.seeds(FAIR_SEEDS), data=_data(ctx, ex.TRACES), tuned_by="weight")
 
 
-SKIP_WEIGHT = 0.3
+SKIP_WEIGHT = 0.5
 
 
 def _against_skip(ctx: Context, metric: str) -> Measurement:
     ours, theirs, cells = [], [], []
-    for trace, seed, rows in _units(ctx):
-        mine = rows[label({"policy": "felps", "mode": "drain", "weight": SKIP_WEIGHT})][metric]
-        other = rows["vtc mode=skip"][metric]
-        ours.append(mine)
-        theirs.append(other)
+    felps, vtc = {"policy": "felps", "mode": "drain", "weight": SKIP_WEIGHT}, {"policy": "vtc", "mode": "skip"}
+    units = _extended(ctx, "VTC that skips", [felps, vtc])
+    for trace, seed, rows in units:
+        ours.append(rows[label(felps)][metric])
+        theirs.append(rows[label(vtc)][metric])
         cells += [
             {"factors": {"trace": trace}, "seed": seed, "method": m, "value": v}
-            for m, v in (("felps", mine), ("vtc", other))
+            for m, v in (("felps", ours[-1]), ("vtc", theirs[-1]))
         ]
     return Measurement(
         ours=Series({"policy": "felps", "weight": SKIP_WEIGHT}, ours),
         baselines={"vtc": Series({"policy": "vtc", "mode": "skip"}, theirs)},
         compared_to="vtc",
-        seeds=[seed for _, seed, _ in _units(ctx)],
+        seeds=[seed for _, seed, _ in units],
         cells=cells,
         data=_data(ctx, ex.TRACES),
-        tuned_by="modes",
+        tuned_by="weight-vtc-skip",
     )
 
 
@@ -421,8 +517,10 @@ def as_fast_as_vtc_skip(ctx: Context) -> Measurement:
 
 
 def _trend(ctx: Context, metric: str) -> Measurement:
-    trace = "arena" if ctx.tier == "quick" else "conv"
-    settings = [{"policy": "felps", "mode": "drain", "weight": w} for w in ex.WEIGHTS]
+    quick = ctx.tier == "quick"
+    trace = "arena" if quick else "conv"
+    weights = [float(s["weight"]) for s in QUICK if "weight" in s] if quick else list(ex.WEIGHTS)
+    settings = [{"policy": "felps", "mode": "drain", "weight": w} for w in weights]
     cells = []
     seeds = ctx.seeds(5 if ctx.tier == "quick" else 2 * SEEDS)
     for i, seed in enumerate(ctx.track(seeds, "weights")):
@@ -437,7 +535,7 @@ def _trend(ctx: Context, metric: str) -> Measurement:
         rows = ctx.cell(key, figures)
         cells += [
             {"factors": {"trace": trace, "weight": w}, "seed": seed, "method": "felps", "value": row[metric]}
-            for w, row in zip(ex.WEIGHTS, rows)
+            for w, row in zip(weights, rows)
         ]
     figure = weight_sweep(cells, metric, ctx.figure(f"weight-{metric}.png"))
     return Measurement(cells=cells, seeds=seeds, data=_data(ctx, (trace,)), figures=[figure])
@@ -537,7 +635,7 @@ def service_follows_workload(ctx: Context) -> Measurement:
 @measures(
     Claim(
         id="simulator-makespan",
-        statement="calibrated on one trace, the simulator predicts the real engine's makespan on others",
+        statement="calibrated on other traces, the simulator predicts the real engine's makespan on one it has not seen",
         paper_value=NO_FIGURE,
         scope="scaled down",
         metric="|simulated / real - 1| of the makespan, mean over policies (SmolLM2-135M, 6 adapters, 2 slots, CPU)",
@@ -549,8 +647,9 @@ def service_follows_workload(ctx: Context) -> Measurement:
     tiers=("cpu",),
 )
 def simulator_makespan(ctx: Context) -> Measurement:
-    """Traces with other seeds than the one that calibrated it."""
+    """Each trace is predicted by the simulator that the other seeds' traces calibrated."""
     rows = live.real_and_simulated(ctx)
+    ctx.note("five seeds left this undecided; extended to eight, with the criterion unchanged")
     values = [
         float(np.mean([abs(r["simulated"]["makespan"] / r["real"]["makespan"] - 1) for r in row.values()]))
         for row in rows
@@ -763,7 +862,7 @@ def vllm_same_text(ctx: Context) -> Measurement:
     """Adapters are exchanged and requests preempted on the way."""
     rows = live.vllm_outcomes(ctx)["rows"]
     return Measurement(
-        ours=Series({"requests": 110 + 512, "scheduler": "felps"}, [r["different"] for r in rows]),
+        ours=Series({"requests": 2 * 110 + 512, "scheduler": "felps"}, [r["different"] for r in rows]),
         seeds=ctx.seeds(len(rows)),
         data=live.vllm_data(ctx),
     )
@@ -806,8 +905,9 @@ def vllm_fairer(ctx: Context) -> Measurement:
 def vllm_as_fast(ctx: Context) -> Measurement:
     """The same runs."""
     reason = (
-        "a slot that is drained for an absent adapter leaves places of the batch empty, and every load reads the adapter "
-        "from disk; a larger weight keeps more throughput and less fairness"
+        "a slot that is drained for an absent adapter leaves places of the batch empty. The tuning record expects a ratio "
+        "of 0.98 with a spread of 0.03 from window to window: so close to the criterion it takes some thirty windows to "
+        "decide. A larger weight keeps more throughput and less fairness"
     )
     return live.vllm_measurement(ctx, live.vllm_outcomes(ctx)["rows"], "throughput", reason)
 

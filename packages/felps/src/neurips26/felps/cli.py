@@ -57,7 +57,7 @@ class Trace:
 class Engine:
     """The simulated engine."""
 
-    preset: Literal["a10g-llama-7b", "a100-llama-7b"] = "a10g-llama-7b"
+    preset: Literal["a10g-llama-7b", "a100-llama-7b", "vllm-cpu-small"] = "a10g-llama-7b"
     max_loras: int = 4
     max_num_seqs: int = 32
     kv_tokens: int = 10_000
@@ -171,13 +171,7 @@ class Calibrate:
             profile = json.loads(self.profile.read_text("utf-8"))
         except ValueError as error:
             raise ValueError(f"{self.profile}: expected JSON, got something else ({error})") from None
-        try:
-            fitted = fit_cost_profile(profile)
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{self.profile}: expected input tokens -> output tokens -> [batch size, prefill s, decode s] ({error})"
-            ) from None
-        for name, model in {"fitted": fitted, **PRESETS}.items():
+        for name, model in {"fitted": fit_cost_profile(profile), **PRESETS}.items():
             print(f"{name}: {model}")
 
 

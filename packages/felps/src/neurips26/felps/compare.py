@@ -46,7 +46,8 @@ def compare(
         policies: settings.
         simulator: the engine.
         directory: keep finished runs here; a sweep that was interrupted continues after them.
-        horizon: end of every run; ``None``: the workload's own duration, which keeps an overloaded engine overloaded.
+        horizon: end of every run; ``None``: the workload's own duration, which keeps an overloaded engine overloaded (where
+            everything arrives at once: until everything is served).
 
     Returns:
         a row a run: the setting, ``label``, ``seed`` (position of the workload) and all figures of ``RunResult.metrics``.
@@ -56,7 +57,7 @@ def compare(
 
     def run(policy: dict[str, Any], seed: int) -> dict[str, float]:
         workload = workloads[seed]
-        return simulator.run(workload, build(policy), horizon=horizon or workload.duration).metrics()
+        return simulator.run(workload, build(policy), horizon=horizon or workload.duration or None).metrics()
 
     if directory is None:
         rows = [{"factors": cell, "value": run(**cell)} for cell in cells]

@@ -91,6 +91,16 @@ PRESETS: dict[str, EngineModel] = {
         source="assumed from a roofline, not measured: 13.5 GB of weights at 1.5 TB/s + 3 ms; 13.4 GFLOP a prompt token at "
         "60 % of 312 TFLOP/s; 0.5 MB of keys and values a token at 1.3 TB/s; load: 320 MB at 3.2 GB/s",
     ),
+    "vllm-cpu-small": EngineModel(
+        base=8.7e-3,
+        prefill_token=374e-6,
+        prefill_seq=222e-6,
+        decode_seq=293e-6,
+        kv_token=3.15e-6,
+        load=1.4e-3,
+        source="least squares on 2,403 steps of vLLM 0.32 on one core (CPU seconds; a Llama of four layers and width 256, "
+        "adapters of rank 16), three windows of the arena trace's first 200 s",
+    ),
 }
 
 
@@ -101,12 +111,21 @@ def fit_cost_profile(profile: Mapping[str, Mapping[str, list[float]]], load: flo
         profile: input tokens -> output tokens -> [batch size, prefill seconds per request, decode seconds per request].
         load: seconds of an adapter load, which such a profile does not contain.
     """
-    rows = [
-        (int(prompt), int(output), *map(float, cell)) for prompt, by in profile.items() for output, cell in by.items()
-    ]
+    rows = []
+    try:
+        for tokens, by in profile.items():
+            for emitted, (batch, prefill, decode) in by.items():
+                rows.append((int(tokens), int(emitted), float(batch), float(prefill), float(decode)))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(
+            "profile: expected input tokens -> output tokens -> [batch size, prefill seconds, decode seconds], "
+            f"got something else ({error})"
+        ) from None
     if not rows:
         raise ValueError("profile: expected at least one measured point, got none")
-    prompt, output, batch, prefill, decode = np.array(rows).T
+    prompt, output, batch, prefill, decode = check_array(rows, "profile", shape=("points", 5), dtype=np.float64).T
+    if min(prompt.min(), output.min(), batch.min(), decode.min()) <= 0:
+        raise ValueError("profile: expected positive tokens, batch sizes and decode seconds, got a value that is not")
     prefill_token = float(np.sum(prefill * prompt) / np.sum(prompt * prompt))
     # A step of the batch: `output` steps, contexts growing from prompt to prompt + output. Relative errors count equally.
     step = decode * batch / output

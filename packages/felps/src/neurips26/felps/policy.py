@@ -16,11 +16,12 @@ costs ``O(log A)``, and three ways to treat a best adapter that finds every slot
 from __future__ import annotations
 
 import heapq
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, cast, runtime_checkable
 
 from neurips26.felps.request import Request
 from neurips26.felps.slots import AdapterSlots
@@ -28,6 +29,8 @@ from neurips26.felps.slots import AdapterSlots
 MODES = ("skip", "block", "drain")
 LAST = math.inf
 Rank = tuple
+Kind = TypeVar("Kind", bound=type)
+"""A policy's class; ``register`` gives back the very class it got."""
 
 
 @runtime_checkable
@@ -156,6 +159,18 @@ class RankHeap:
         return len(self._rank)
 
 
+def _options(policy: type) -> list[str]:
+    """Names of the arguments that a policy's class takes, those it hands on to its base included."""
+    names: list[str] = []
+    for base in policy.__mro__:
+        if "__init__" in vars(base):
+            parameters = list(inspect.signature(base.__init__).parameters.values())[1:]
+            names += [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                break
+    return names
+
+
 class Policy(ABC):
     """Base class of all policies. Subclasses implement ``rank`` and the hooks they need.
 
@@ -202,14 +217,15 @@ class Policy(ABC):
 
     # Registry --------------------------------------------------------------------------------------------------------
     @staticmethod
-    def register(name: str) -> Callable[[type[Policy]], type[Policy]]:
+    def register(name: str) -> Callable[[Kind], Kind]:
         """Class decorator: make a policy known under ``name`` to the command line, the sweeps and the plug-in."""
 
-        def add(cls: type[Policy]) -> type[Policy]:
-            if Policy._registry.get(name, cls) is not cls:
+        def add(cls: Kind) -> Kind:
+            policy = cast("type[Policy]", cls)
+            if Policy._registry.get(name, policy) is not policy:
                 raise ValueError(f"a policy named {name!r} is already registered")
-            cls.name = name
-            Policy._registry[name] = cls
+            policy.name = name
+            Policy._registry[name] = policy
             return cls
 
         return add
@@ -225,7 +241,12 @@ class Policy(ABC):
                     Policy._registry[name] = point.load()
         if name not in Policy._registry:
             raise ValueError(f"policy must be one of {', '.join(sorted(Policy._registry))}, got {name!r}")
-        return Policy._registry[name](**options)
+        policy = Policy._registry[name]
+        known = _options(policy)
+        for option in options:
+            if option not in known:
+                raise ValueError(f"{name}: expected options among {', '.join(known)}, got {option!r}")
+        return policy(**options)
 
     # Engine side: events ---------------------------------------------------------------------------------------------
     def bind(self, slots: AdapterSlots) -> None:

@@ -177,7 +177,7 @@ class Workload:
         Adapter labels of any kind become ids 1..A in order of first appearance in sorted label order; ``base`` names the
         label that means the bare base model (id 0).
         """
-        parsers = (float, str, _tokens, _tokens)
+        parsers = (_seconds, str, _tokens, _tokens)
         times, labels, prompt, output, dropped = _read_csv(Path(path), ARENA_COLUMNS, parsers)
         names = sorted(
             {x for x in labels if x != base}, key=lambda x: (not x.isdigit(), int(x) if x.isdigit() else 0, x)
@@ -197,22 +197,28 @@ class Workload:
     ) -> Workload:
         """Mooncake trace: one object a line with timestamp (ms), input_length, output_length."""
         path = Path(path)
-        rows = []
+        rows, dropped = [], 0
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
             if line.strip():
                 try:
                     item = json.loads(line)
-                    rows.append(
-                        (item["timestamp"] / 1000.0, _tokens(item["input_length"]), _tokens(item["output_length"]))
-                    )
+                    row = (
+                        _seconds(item["timestamp"]) / 1000.0, _tokens(item["input_length"]), _tokens(item["output_length"])
+                    )  # fmt: skip
                 except (ValueError, KeyError, TypeError) as error:
                     raise TraceError(
                         f"{path}: line {number}: expected timestamp, input_length, output_length ({error})"
                     ) from None
+                if min(row[1:]) < 1:
+                    dropped += 1
+                else:
+                    rows.append(row)
         if not rows:
-            raise TraceError(f"{path}: expected at least one request, got an empty file")
+            raise TraceError(f"{path}: expected at least one usable request, got none ({dropped} dropped)")
+        if dropped:
+            warnings.warn(f"{path.name}: {dropped} rows with zero lengths were dropped", stacklevel=2)
         times, prompt, output = (np.array(c) for c in zip(*rows))
-        workload = cls(times, np.ones(len(rows)), prompt, output, name=path.stem, origin="real")
+        workload = cls(times, np.ones(len(rows)), prompt, output, name=path.stem, origin="real", dropped=dropped)
         return workload.with_adapters(n_adapters, alpha, seed)
 
     @classmethod
@@ -293,6 +299,13 @@ def _timestamp(text: str) -> float:
     return seconds + (float(f"0.{fraction}") if fraction else 0.0)
 
 
+def _seconds(value: object) -> float:
+    number = float(value)  # type: ignore[arg-type]
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"expected a time of at least 0, got {value!r}")
+    return number
+
+
 def _tokens(value: object) -> int:
     number = float(value)  # type: ignore[arg-type]
     if not math.isfinite(number) or number != int(number):
@@ -302,6 +315,18 @@ def _tokens(value: object) -> int:
 
 def _read_csv(path: Path, columns: tuple[str, ...], parsers: tuple[Callable, ...]) -> tuple:
     """Columns of a CSV file. Rows with zero tokens or NaN are dropped and counted; anything else unreadable is an error."""
+    try:
+        *out, dropped = _parse_csv(path, columns, parsers)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(f"{path}: expected a CSV file, got something else ({error})") from None
+    if not out[0]:
+        raise TraceError(f"{path}: expected at least one usable request, got none ({dropped} dropped)")
+    if dropped:
+        warnings.warn(f"{path.name}: {dropped} rows with missing or zero lengths were dropped", stacklevel=3)
+    return (*out, dropped)
+
+
+def _parse_csv(path: Path, columns: tuple[str, ...], parsers: tuple[Callable, ...]) -> tuple:
     with path.open(newline="", encoding="utf-8-sig") as stream:
         reader = csv.reader(stream)
         header = next(reader, None)
@@ -333,8 +358,4 @@ def _read_csv(path: Path, columns: tuple[str, ...], parsers: tuple[Callable, ...
                     column_values.append(value)
             else:
                 dropped += 1
-    if not out[0]:
-        raise TraceError(f"{path}: expected at least one usable request, got none ({dropped} dropped)")
-    if dropped:
-        warnings.warn(f"{path.name}: {dropped} rows with missing or zero lengths were dropped", stacklevel=3)
     return (*out, dropped)

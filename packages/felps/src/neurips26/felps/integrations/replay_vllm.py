@@ -221,7 +221,7 @@ def main() -> int:
             key = json.dumps([run["scheduler"], run.get("engine")], sort_keys=True)
             if key not in engines:
                 engines[key] = build_engine(model, job.get("engine", {}) | run.get("engine", {}), run["scheduler"])
-                warm = [[0.0, a, 8, 2] for a in range(1, 1 + min(2, int(job["adapters"])))]
+                warm = [[0.0, 1 + i % int(job["adapters"]), 40, 16] for i in range(24)]
                 replay(engines[key], warm, paths)
             aborts = {int(k): v for k, v in run.get("aborts", {}).items()}
             outcomes.append(replay(engines[key], run["rows"], paths, aborts))
