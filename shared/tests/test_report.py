@@ -204,6 +204,7 @@ def test_cells_become_curves(tmp_path):
         ({}, "0.610× [0.550, 0.680]"),
         ({"criterion": {"kind": "difference", "at_least": 0.0}, "unit": "points"}, "+0.610\u00a0points [0.550, 0.680]"),
         ({"criterion": {"kind": "bound", "at_most": 1.0}, "interval": [-1e300, 0.7]}, "0.610\u00a0s [−∞, 0.700]"),
+        ({"criterion": {"kind": "bound", "at_most": 1.0}, "unit": "1"}, "0.610 [0.550, 0.680]"),
         ({"interval": [0.61, 0.61]}, "0.610×"),
         ({"effect": None, "interval": None}, "–"),
     ],
@@ -214,7 +215,7 @@ def test_effect_text(changes, text):
 
 def test_table_tags_and_hides_what_is_not_comparable(records):
     table = report.claims_table(records)
-    lines = {line.split(" | ")[1]: line for line in table.splitlines() if line.startswith("| [")}
+    lines = {line.split(" (`")[0].removeprefix("| "): line for line in table.splitlines() if line.startswith("| State")}
     assert "not comparable" in lines["Statement of near"]
     assert "17.9x" not in lines["Statement of near"]
     assert "generated data" in lines["Statement of near"]
@@ -222,7 +223,25 @@ def test_table_tags_and_hides_what_is_not_comparable(records):
     assert "test: holds, identity" in lines["Statement of algebra"]
     assert "(stale)" in lines["Statement of old"]
     assert "✕ does not hold, scaled down" in lines["Statement of memory"]
-    assert len({line.count("|") for line in table.splitlines() if line.startswith("|")}) == 1
+    assert {line.count("|") for line in lines.values()} == {6}
+
+
+def test_table_of_several_papers_counts_and_lists_what_does_not_hold(records):
+    table = report.claims_table(records)
+    counts = [line for line in table.splitlines() if line.startswith("| [")]
+    assert len(counts) == len({r["paper"] for r in records})
+    [failure] = [line for line in table.splitlines() if line.startswith("- [")]
+    assert "Statement of memory" in failure
+    assert "asked for" in failure
+    assert table.count("<details>") == table.count("</details>") == len(counts)
+
+
+def test_baseline_beside_a_bound_shows_its_own_figure():
+    row = claim("a", criterion={"kind": "bound", "at_least": 0.9}, unit="1", effect=0.95, interval=[0.9, 1.0])
+    row |= {"compared_to": "FedIT", "baselines": {"FedIT": {"setting": {}, "values": [0.5, 0.7]}}}
+    [shown] = report.rows([record("p", claims=[row])])
+    assert shown.comparison == "(FedIT: 0.600)"
+    assert shown.measured == "0.950 [0.900, 1]"
 
 
 def test_table_of_one_paper_names_its_command(records):

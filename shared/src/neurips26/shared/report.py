@@ -98,6 +98,17 @@ class Row:
         return named or (baselines[0] if len(baselines) == 1 else "")
 
     @property
+    def comparison(self) -> str:
+        """What the effect is compared with: ``against FedIT``, or beside a bound the baseline's own figure, ``FedIT: 0.52``."""
+        name = self.compared_to
+        if not name or self.claim.get("effect") is None:
+            return ""
+        values = ((self.claim.get("baselines") or {}).get(name) or {}).get("values") or []
+        if (self.claim.get("criterion") or {}).get("kind") == "bound" and values:
+            return f"({name}: {number(sum(values) / len(values))})"
+        return f"against {name}"
+
+    @property
     def measured(self) -> str:
         """The effect with its interval, as one short text."""
         return effect_text(self.claim)
@@ -178,6 +189,12 @@ def _interval(claim: Mapping[str, Any]) -> tuple[float | None, float | None]:
     return low, high
 
 
+def unit(claim: Mapping[str, Any]) -> str:
+    """The unit as it is shown; the unit one of a pure number is not."""
+    text = claim.get("unit") or ""
+    return "" if text == "1" else text
+
+
 def effect_text(claim: Mapping[str, Any]) -> str:
     """The effect with its interval: ``0.62× [0.55, 0.70]``, ``+1.2 points [0.4, 2.0]``; a dash where nothing was measured."""
     effect = claim.get("effect")
@@ -189,8 +206,8 @@ def effect_text(claim: Mapping[str, Any]) -> str:
     text = sign + number(effect)
     if kind == "ratio":
         text += "×"
-    elif kind in ("difference", "bound", "equal") and claim.get("unit"):
-        text += f"\u00a0{claim['unit']}"
+    elif kind in ("difference", "bound", "equal") and unit(claim):
+        text += f"\u00a0{unit(claim)}"
     if low is None and high is None:
         return text
     if low == high == effect:
@@ -338,10 +355,10 @@ def _detail(row: Row) -> dict[str, Any]:
     for name, base in baselines.items():
         series[name] = list(base.get("values") or [])
         settings[name] = base.get("setting") or {}
-    unit = " ".join(part for part in (claim.get("metric"), f"({claim['unit']})" if claim.get("unit") else "") if part)
-    picture = charts.strip(series, unit, claim.get("seeds") or ())
+    axis = " ".join(part for part in (claim.get("metric"), f"({unit(claim)})" if unit(claim) else "") if part)
+    picture = charts.strip(series, axis, claim.get("seeds") or ())
     cells = claim.get("cells") or []
-    curve = _cell_chart(cells, unit)
+    curve = _cell_chart(cells, axis)
     tuning = None
     if row.tuning is not None:
         grid = row.tuning
@@ -405,34 +422,85 @@ def _cell_chart(cells: Sequence[Mapping[str, Any]], unit: str) -> str:
 
 
 def claims_table(records: Sequence[Record]) -> str:
-    """The claims as a Markdown table with the tally above it; a column names the package where there is more than one.
+    """The claims as Markdown with the tally above them: one package's as a table; those of several as a table of
+    counts, the claims that do not hold, and each package's own table folded away.
 
     A proxy never shows the paper's figure, because the two are not comparable.
     """
     table = rows(records)
     if not table:
         return "No record yet: the claims have not been measured.\n"
-    many = len({row.slug for row in table}) > 1
-    head = [*(["Package"] if many else []), "Claim", "Paper", "Measured here", "Criterion", "Verdict"]
-    lines = [f"**{tally_text(count(table))}.**", "", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    by_package: dict[str, list[Row]] = {}
+    for row in table:
+        by_package.setdefault(row.slug, []).append(row)
+    tally = f"**{tally_text(count(table))}.**"
+    if len(by_package) == 1:
+        commands = sorted({f"`{row.command}`" for row in table})
+        return "\n".join([tally, "", *_table(table), "", f"Remade by {' and '.join(commands)}."]) + "\n"
+    return "\n".join([tally, "", *_overview(by_package), "", *_failures(table), *_folded(by_package)]) + "\n"
+
+
+def _overview(by_package: Mapping[str, Sequence[Row]]) -> list[str]:
+    """A line a package: how many claims are in which state."""
+    shown = [
+        state
+        for state in STATES
+        if state != "stale" or any(r.state == "stale" for rs in by_package.values() for r in rs)
+    ]
+    head = ["Package", *(f"{STATES[state][0]} {STATES[state][1]}" for state in shown)]
+    lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * len(shown)}"]
+    for slug, mine in by_package.items():
+        counts = count(mine)
+        lines.append(f"| {_link(slug)} | {' | '.join(str(counts[state]) for state in shown)} |")
+    return lines
+
+
+def _failures(table: Sequence[Row]) -> list[str]:
+    """What does not hold, each with its figure: nobody has to unfold anything to find it."""
+    failed = [row for row in table if row.state == "fails"]
+    if not failed:
+        return []
+    lines = ["Claims that do not hold (the reasons: `neurips26 explain <id>` and the package's README):", ""]
+    for row in failed:
+        what = f"{_link(row.slug)} `{row.claim['id']}`: {row.claim['statement']}"
+        figure = f"{row.measured} {row.comparison}".strip()
+        lines.append(f"- {_cell(what)}: {_cell(figure)}; asked for: {_cell(criterion_text(row.claim))}.")
+    return [*lines, ""]
+
+
+def _folded(by_package: Mapping[str, Sequence[Row]]) -> list[str]:
+    lines = []
+    for slug, mine in by_package.items():
+        lines += [
+            f"<details><summary>{slug}: {tally_text(count(mine))}</summary>",
+            "",
+            *_table(mine),
+            "",
+            "</details>",
+            "",
+        ]
+    return lines[:-1]
+
+
+def _table(table: Sequence[Row]) -> list[str]:
+    """A row a claim, in the order of the record."""
+    lines = ["| Claim | Paper | Measured here | Criterion | Verdict |", f"|{'---|' * 5}"]
     for row in table:
         claim = row.claim
-        sign = STATES[row.state][0]
-        against = f" against {row.compared_to}" if row.compared_to and claim.get("effect") is not None else ""
         tags = " *(generated data)*" if row.generated else ""
         cells = [
-            *([f"[{row.slug}](packages/{row.slug}/README.md)"] if many else []),
-            claim["statement"],
+            f"{claim['statement']} (`{claim['id']}`)",
             "not comparable" if claim.get("scope") == "proxy" else claim.get("paper_value") or "–",
-            f"{row.measured}{against}{tags}",
+            f"{row.measured} {row.comparison}".strip() + tags,
             criterion_text(claim),
-            f"{sign} {'test: ' if row.identity else ''}{row.verdict}",
+            f"{STATES[row.state][0]} {'test: ' if row.identity else ''}{row.verdict}",
         ]
         lines.append("| " + " | ".join(_cell(c) for c in cells) + " |")
-    if not many:
-        commands = sorted({f"`{row.command}`" for row in table})
-        lines += ["", f"Remade by {' and '.join(commands)}."]
-    return "\n".join(lines) + "\n"
+    return lines
+
+
+def _link(slug: str) -> str:
+    return f"[{slug}](packages/{slug}/README.md)"
 
 
 def _cell(text: Any) -> str:
