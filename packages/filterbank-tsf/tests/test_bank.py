@@ -182,6 +182,71 @@ def test_frames_matter(stats):
     assert stats.mse(weight) < stats.mse(fit_bank(stats, 1, 24, rank=4).double_map().numpy())
 
 
+_Bank, _fit_bank, _solve_core = FilterBank, fit_bank, solve_core  # the mutants below take the places of these names
+
+
+class LowRankOnly(FilterBank):
+    """What a strided bank must not be: one low-rank map behind the bank's arguments, without frames."""
+
+    def __init__(self, lookback, horizon, *sizes, init="dct", norm="mean", seed=0, **more):
+        r = _Bank(lookback, horizon, *sizes, **more).rank_bound
+        super().__init__(lookback, horizon, r, lookback, None, r, horizon, rank=r, init="random", norm=norm, seed=seed)
+
+
+def in_name_only(stats, *sizes, rank, alpha, **more):
+    """A closed form that shows frames and filters, but forecasts by reduced-rank regression."""
+    bank = _fit_bank(stats, *sizes, rank=rank, alpha=alpha, **more)
+    weight = torch.from_numpy(reduced_rank(stats, rank, alpha).weight)
+    bank.double_map = lambda: weight
+    return bank
+
+
+def newest_frame_only(bank, *_):
+    """A core that reads one frame."""
+    with torch.no_grad():
+        first = bank.core[0]
+        if bank.core_kind in ("dense", "lowrank"):
+            first = first.view(bank.frames_in, bank.n_filters, -1)
+        frames = first.transpose(0, 1) if bank.core_kind == "depthwise" else first
+        frames[:-1] = 0
+    return bank
+
+
+def all_frames_alike(bank, *_):
+    """A core that adds the frames up before it looks at them."""
+    with torch.no_grad():
+        first = bank.core[0]
+        if bank.core_kind in ("dense", "lowrank"):
+            first = first.view(bank.frames_in, bank.n_filters, -1)
+        frames = first.transpose(0, 1) if bank.core_kind == "depthwise" else first
+        frames[:] = frames.mean(0, keepdim=True)
+    return bank
+
+
+def test_a_mere_low_rank_factorisation_would_not_pass(stats, monkeypatch):
+    """Mutation: with something less in the place of the strided bank the tests of its frames fail."""
+    with monkeypatch.context() as mutated:
+        mutated.setitem(globals(), "FilterBank", LowRankOnly)
+        for setting in (s for s in SETTINGS if s[3] < s[0]):  # the right rank, at another cost
+            with pytest.raises(AssertionError):
+                test_rank_law_and_cost_law(setting)
+        with pytest.raises(AssertionError):
+            test_newest_sample_is_in_the_last_frame_and_the_left_is_padded()
+    with monkeypatch.context() as mutated:
+        mutated.setitem(globals(), "fit_bank", in_name_only)
+        with pytest.raises(AssertionError):
+            test_frames_matter(stats)
+    for spoil in (newest_frame_only, all_frames_alike):
+        with monkeypatch.context() as mutated:
+            mutated.setitem(globals(), "fit_bank", lambda *a, s=spoil, **k: s(_fit_bank(*a, **k)))
+            mutated.setitem(globals(), "solve_core", lambda *a, s=spoil: s(a[0], _solve_core(*a)))
+            with pytest.raises(AssertionError):
+                test_frames_matter(stats)
+            for core in ("dense", "lowrank", "depthwise", "shared"):
+                with pytest.raises(AssertionError):
+                    test_closed_form_is_the_best_core_over_several_frames(stats, core, 12)
+
+
 def test_complete_filters_make_the_dense_bank_ridge_free_ols(stats):
     bank = fit_bank(stats, 24, 24, core="dense", alpha=0.0, init="dct").double()
     solve_core(bank, stats, 0.0)

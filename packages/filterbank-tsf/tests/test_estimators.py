@@ -161,6 +161,11 @@ def test_recursion_is_asked_for(z):
     assert np.allclose(longer[24:48], model.predict(np.concatenate([z[:500], longer[:24]])))
 
 
+def long_frame(**series):
+    parts = [pd.DataFrame({"unique_id": n, "ds": np.arange(len(v)), "y": v}) for n, v in series.items()]
+    return pd.concat(parts, ignore_index=True)
+
+
 def frame(**changes):
     index = changes.pop("index", pd.date_range("2024-01-01", periods=100, freq="h"))
     return pd.DataFrame({"a": np.sin(np.arange(100.0)), "b": np.cos(np.arange(100.0)), **changes}, index=index)
@@ -182,6 +187,14 @@ def test_bad_series():
         (frame(index=pd.Index([f"x{i}" for i in range(100)])), "DatetimeIndex"),
         (pd.DataFrame({"unique_id": ["a"], "ds": [0]}), "y is missing"),
         (pd.DataFrame({"unique_id": ["a"], "y": [0.0]}), "ds is missing"),
+        (frame().set_axis(["a", "a"], axis=1), "y: duplicate column 'a'"),
+        (frame(index=good[:99].append(pd.DatetimeIndex([pd.NaT]))), "y: the time stamp is missing at row 99"),
+        (pd.DataFrame({"unique_id": ["a", None], "ds": [0, 1], "y": [0.0, 1.0]}), "unique_id is missing at row 1"),
+        (long_frame(a=np.zeros(20), b=np.zeros(11)), "y: series 'b' has 11 rows"),
+        (
+            long_frame(a=np.zeros(20), b=np.where(np.arange(20) == 3, np.nan, 1)),
+            "series 'b': column 'y' holds nan at row 3",
+        ),
     ]
     for bad, message in cases:
         with pytest.raises(ValueError, match=message):
@@ -189,7 +202,7 @@ def test_bad_series():
     for bad in (frame(a=["text"] * 100), np.array(["a", "b"] * 10), np.zeros(30, dtype=complex)):
         with pytest.raises(TypeError, match="numbers"):
             model.fit(bad)
-    with pytest.warns(RuntimeWarning, match=r"scaled by 1: channel \[1\]"):
+    with pytest.warns(RuntimeWarning, match=r"scaled by 1: channel \['b'\]"):
         assert np.isfinite(model.fit(frame(b=3.0)).predict(frame(b=3.0))).all(axis=None)
 
 
@@ -201,7 +214,9 @@ def test_bad_settings_and_predictions(z):
         (dict(rank="auto"), "rank must be a positive integer, None, 'val' or 'one_se'"),
         (dict(rank=0, alpha=0.1), "rank must be a positive integer"),
         (dict(alpha=-1.0, rank=2), "alpha must be a finite number >= 0"),
-        (dict(alpha="cv"), "alpha must be"),
+        (dict(alpha="cv"), "alpha must be a finite number >= 0 or 'val', got 'cv'"),
+        (dict(alpha=True), "alpha must be"),
+        (dict(alpha=float("nan")), "alpha must be"),
         (dict(norm="median"), "norm must be"),
         (dict(channel_mode="mix"), "channel_mode must be"),
         (dict(channel_mode="grouped", groups=["a"]), "groups must name a group for each of 2 channels, got 1"),
@@ -209,8 +224,30 @@ def test_bad_settings_and_predictions(z):
     ):
         with pytest.raises(ValueError, match=message):
             ReducedRankForecaster(48, 24).set_params(**changes).fit(z)
-    with pytest.raises(ValueError, match="solver must be"):
-        FilterBankForecaster(48, 24, solver="sgd").fit(z)
+    for changes, message in (
+        (dict(solver="sgd"), "solver must be"),
+        (dict(alpha="cv"), "alpha must be a finite number >= 0 or 'val', got 'cv'"),
+        (dict(alpha=-0.1), "alpha must be a finite number >= 0 or 'val', got -0.1"),
+        (dict(alpha=float("inf")), "alpha must be"),
+        (dict(alpha=None), "alpha must be"),
+        (dict(lookback=-3), "lookback must be a positive integer, got -3"),
+        (dict(n_filters=0), "n_filters must be a positive integer"),
+        (dict(rank=0), "rank must be a positive integer"),
+        (dict(kernel_size=49), "kernel_size must be at most lookback=48"),
+        (dict(stride=99), "stride must be at most kernel_size"),
+        (dict(core="sparse"), "core must be one of"),
+        (dict(init="sinc"), "init must be"),
+        (dict(checkpoint="c.pt", channel_mode="individual"), "channel_mode must be 'shared', got 'individual'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            FilterBankForecaster(48, 24).set_params(**changes).fit(z)
+    for changes, message in (
+        (dict(alpha="val"), "alpha must be a finite number >= 0, got 'val'"),
+        (dict(depth=0), "depth must be a positive integer"),
+        (dict(epochs=1.5), "epochs must be a positive integer"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            DeepFilterBankForecaster(48, 24).set_params(**changes).fit(z)
     with pytest.raises(ValueError, match="rank='one_se' needs series of one length"):
         long = pd.concat(
             [pd.DataFrame({"unique_id": n, "ds": np.arange(k), "y": z[:k, 0]}) for n, k in (("a", 600), ("b", 500))]
@@ -227,16 +264,156 @@ def test_bad_settings_and_predictions(z):
             model.predict(y)
     holed = z.copy()
     holed[-3, 1] = np.nan
-    with pytest.raises(ValueError, match="y_last: column 1 holds nan at row 45"):
+    with pytest.raises(
+        ValueError, match="y_last: column 1 holds nan at row 597; a forecast needs the newest lookback=48"
+    ):
         model.predict(holed)
     with pytest.raises(ValueError, match="horizon must be a positive integer"):
         model.predict(z, horizon=0)
+    for clipped in (ReducedRankForecaster(48, 24, rank=99, alpha=0.1), ReducedRankForecaster(48, 24, rank=99)):
+        with pytest.warns(RuntimeWarning, match="rank=99 is more than min") as told:
+            assert clipped.fit(z).rank_ == 24 and clipped.rank == 99
+        assert len(told) == 1 and clipped.analysis_.shape == (48, 24)
     with pytest.warns(RuntimeWarning, match="clipped to 24"):
-        ReducedRankForecaster(48, 24, rank=99, alpha=0.1).fit(z)
+        FilterBankForecaster(48, 24, rank=99, alpha=0.1).fit(z)
     with pytest.raises(ValueError, match="missing='mask' is not possible with gradient training"):
         DeepFilterBankForecaster(48, 24, missing="mask").fit(holed)
 
 
+CHANNELS = ReducedRankForecaster(24, 12, rank=2, alpha=0.1, channel_mode="individual")
+
+
+@pytest.mark.parametrize("mode", ["individual", "grouped"])
+@pytest.mark.parametrize("form", ["wide", "long", "polars"])
+def test_frames_are_matched_by_name(form, mode, z):
+    """Other order, or only some of the channels: every forecast is that of its own channel."""
+    polars = pytest.importorskip("polars")
+    wide = pd.DataFrame({"a": z[:, 0], "b": 100 + 7 * z[:, 1], "c": -3 * z[:, 0] + z[:, 1]},
+                        index=pd.date_range("2024-01-01", periods=600, freq="h"))  # fmt: skip
+
+    def given(columns):
+        if form == "wide":
+            return wide[columns]
+        long = wide[columns].reset_index(names="ds").melt("ds", var_name="unique_id", value_name="y")
+        return polars.from_pandas(long) if form == "polars" else long
+
+    def by_name(forecast):
+        if form == "wide":
+            return {c: forecast[c].to_numpy() for c in forecast.columns}
+        got = forecast.to_pandas() if form == "polars" else forecast
+        return {n: part["y"].to_numpy() for n, part in got.groupby("unique_id")}
+
+    groups = {"a": "x", "b": "y", "c": "x"} if mode == "grouped" else None
+    model = clone(CHANNELS).set_params(channel_mode=mode, groups=groups).fit(given(["a", "b", "c"]))
+    expected = by_name(model.predict(given(["a", "b", "c"])))
+    for columns in (["c", "a", "b"], ["b"], ["c", "b"]):
+        got = by_name(model.predict(given(columns)))
+        assert sorted(got) == sorted(columns)
+        assert all(np.allclose(got[c], expected[c]) for c in columns)
+        assert model.score(given(columns)) < 0
+    assert model.score(given(["c", "a", "b"])) == pytest.approx(model.score(given(["a", "b", "c"])))
+    # Going on with some channels in another order is going on with each of them.
+    one, two = (clone(model).fit(given(["a", "b", "c"])) for _ in range(2))
+    one.partial_fit(given(["c", "b"]))
+    two.partial_fit(given(["b"])).partial_fit(given(["c"]))
+    assert np.allclose(one.coef_, two.coef_)
+    assert np.allclose(one.coef_[0], model.coef_[0]) == (mode == "individual")  # a and c share a map when grouped
+    wide["d"] = wide["a"]
+    for act, name in ((model.predict, "y_last"), (model.partial_fit, "y"), (model.score, "y")):
+        with pytest.raises(ValueError, match=f"{name}: 'd' is not among the fitted channels, 'a', 'b', 'c'"):
+            act(given(["a", "d"]))
+
+
+def test_validation_rows_are_matched_by_name(z):
+    wide = pd.DataFrame(z, index=pd.date_range("2024-01-01", periods=600, freq="h"), columns=["a", "b"])
+    model = ReducedRankForecaster(48, 24, channel_mode="individual")
+    straight = clone(model).fit(wide[:400], wide[400:])
+    swapped = clone(model).fit(wide[:400], wide.loc[wide.index[400:], ["b", "a"]])
+    assert straight.rank_ == swapped.rank_ and straight.alpha_ == swapped.alpha_
+    assert np.allclose(straight.coef_, swapped.coef_)
+    holed = wide[400:].copy()
+    holed.iloc[5, 0] = np.nan
+    for val, message in (
+        (wide.loc[wide.index[400:], ["a"]], "val lacks the channel 'b'"),
+        (wide[400:420], "val has 20 rows, but one forecast needs horizon = 24"),
+        (z[400:, :1], "val has 1 channels, fitted with 2"),
+        (holed, "val: column 'a' holds nan at row 5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            clone(model).fit(wide[:400], val)
+
+
+def test_every_group_keeps_its_own_choice(z):
+    """One channel of noise, one clean cycle: their ranks and penalties differ and stay theirs when rows are added."""
+    both = np.stack([z[:, 0], np.random.default_rng(1).normal(size=600)], 1)
+    model = ReducedRankForecaster(48, 24, channel_mode="individual").fit(both[:500])
+    alone = [ReducedRankForecaster(48, 24).fit(both[:500, c]) for c in (0, 1)]
+    assert model.rank_ == [a.rank_ for a in alone] and model.alpha_ == [a.alpha_ for a in alone]
+    assert model.rank_[0] != model.rank_[1] or model.alpha_[0] != model.alpha_[1]
+    model.partial_fit(both[400:])
+    for c in (0, 1):
+        alone[c].partial_fit(both[400:, c])
+        assert np.allclose(model.coef_[c], alone[c].coef_)
+        assert np.allclose(model.analysis_[c] @ model.synthesis_[c], model.coef_[c])  # the banks are the present ones
+
+
+@pytest.mark.parametrize("model", LINEAR, ids=lambda m: type(m).__name__)
+def test_what_is_shown_after_partial_fit_is_what_forecasts(model, z):
+    model = clone(model).fit(z[:400]).partial_fit(z[400:])
+    shown = (
+        model.bank_.double_map().numpy()
+        if isinstance(model, FilterBankForecaster)
+        else model.analysis_ @ model.synthesis_
+    )
+    assert np.allclose(shown, model.coef_)
+
+
+def test_groups_by_name_need_every_channel(z):
+    wide = pd.DataFrame(z, columns=["a", "b"])
+    with pytest.raises(ValueError, match="groups has no group for the channel 'b'"):
+        clone(CHANNELS).set_params(channel_mode="grouped", groups={"a": 0}).fit(wide)
+
+
+def test_score_with_gaps(z):
+    """One clear error, or with a mask the windows without gaps, as if there were no others."""
+    model = ReducedRankForecaster(48, 24, rank=4, alpha=0.1).fit(z)
+    holed = z.copy()
+    holed[300, 1] = np.nan
+    with pytest.raises(ValueError, match="y: column 1 holds nan at row 300"):
+        model.score(holed)
+    with pytest.raises(ValueError, match="y has 3 channels, fitted with 2"):
+        model.score(np.zeros((200, 3)))
+    with pytest.raises(ValueError, match=r"y has 71 rows, but one window needs lookback \+ horizon = 48 \+ 24 = 72"):
+        model.score(z[:71])
+    masked = clone(model).set_params(missing="mask").fit(z)
+    scaled = (holed - masked.mean_) / masked.std_
+    w = np.concatenate([np.lib.stride_tricks.sliding_window_view(c, 72) for c in scaled.T])
+    w = w[np.isfinite(w).all(1)]
+    x, y = w[:, :48] - w[:, :48].mean(1, keepdims=True), w[:, 48:] - w[:, :48].mean(1, keepdims=True)
+    assert len(w) == 2 * (600 - 72 + 1) - 72
+    assert masked.score(holed) == pytest.approx(-((y - x @ masked.coef_) ** 2).mean(), rel=1e-9)
+    with pytest.raises(ValueError, match="y: no window of L \\+ H = 72 values is free of missing values"):
+        masked.score(np.full((100, 2), np.nan))
+    with pytest.raises(ValueError, match="y: no window of L \\+ H = 72"):
+        masked.fit(np.where(np.arange(600)[:, None] % 50 == 0, np.nan, z))
+    with pytest.raises(ValueError, match=r"y \(the newest fifth\): no window of L \+ H = 72"):
+        ReducedRankForecaster(48, 24, missing="mask").fit(np.where(np.arange(600)[:, None] > 450, np.nan, z))
+    with pytest.raises(ValueError, match="y has 29 windows, too few for 5 blocks with H = 24 between"):
+        ReducedRankForecaster(48, 24, rank="one_se").fit(z[:100], z[100:])
+
+
+def test_gradient_training_goes_on_from_its_checkpoint(z, tmp_path):
+    whole = DeepFilterBankForecaster(48, 24, epochs=2, alpha=1e-3).fit(z)
+    path = tmp_path / "c.pt"
+    DeepFilterBankForecaster(48, 24, epochs=2, alpha=1e-3, checkpoint=path).fit(z)
+    again = DeepFilterBankForecaster(48, 24, epochs=2, alpha=1e-3, checkpoint=path).fit(z)  # nothing is left to train
+    assert np.array_equal(again.predict(z), whole.predict(z)) and again.history_ == whole.history_
+    with pytest.raises(ValueError, match="was made with other rows"):
+        DeepFilterBankForecaster(48, 24, epochs=2, alpha=1e-3, checkpoint=path).fit(z + np.arange(600)[:, None])
+    with pytest.raises(ValueError, match="partial_fit: gradient training needs all rows at once"):
+        again.partial_fit(z)
+
+
 def test_parse_names_what_it_sees():
     panel = parse(pd.Series([1.0, 2.0, 3.0], name="load"))
-    assert (panel.kind, panel.names, panel.series[0].shape) == ("wide", ["load"], (3, 1))
+    assert (panel.kind, panel.names, panel.series[0].shape, panel.named) == ("wide", ["load"], (3, 1), False)

@@ -1,5 +1,8 @@
 """Bridges: ONNX, neuralforecast, the transformers under our protocol."""
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -72,6 +75,47 @@ def test_transformers_train_and_score_on_every_window(name):
     model = make_transformer(name, 48, 24, 3, **small)
     result = run_model(model, data, 48, 24, TrainConfig(1e-2, 3, batch=32))
     assert 0 < result["mse"] < 0.9 and result["val"] < 0.9
+
+
+@pytest.mark.slow
+def test_the_full_scale_comparison_on_a_small_series(monkeypatch):
+    """The measurement that a GPU makes: three seeds, both transformers, every seed from the same closed-form start."""
+    pytest.importorskip("neuralforecast")
+    from neurips26.filterbank_tsf import transformers
+    from neurips26.filterbank_tsf.protocol import DataSpec, split
+    from neurips26.filterbank_tsf.training import TrainConfig
+    from neurips26.shared.context import Context
+
+    z = np.sin(2 * np.pi * np.arange(500)[:, None] / np.array([24, 12])) + 0.1
+    data = split("waves", z, ("a", "b"), DataSpec("", None, 24, (48, 96), (24,)))
+    small = dict(hidden_size=8, n_heads=2)
+    make, run, starts = transformers.make_transformer, transformers.run_model, []
+
+    def quick(model, data, lookback, horizon, config):
+        if isinstance(model, DeepFilterBank):
+            starts.append(model(torch.ones(1, lookback).cumsum(1)).detach())
+        assert config.batch == 256 and config.epochs == 30
+        return run(model, data, lookback, horizon, TrainConfig(1e-2, 1, seed=config.seed))
+
+    monkeypatch.setattr(transformers, "STANDARD", ("waves", "ETTh9"))
+    monkeypatch.setattr(transformers, "run_model", quick)
+    monkeypatch.setattr(transformers, "make_transformer", lambda *a: make(*a, **small))
+
+    def load(name):
+        if name != "waves":
+            raise FileNotFoundError(name)
+        return data
+
+    monkeypatch.setattr(transformers, "load_ltsf", load)
+    with tempfile.TemporaryDirectory() as folder:
+        ctx = Context("filterbank-tsf", "gpu", "transformers", Path(folder))
+        measured = transformers.deep_against_transformers(ctx)
+    assert ctx.notes == ["ETTh9: not on this machine"] and measured.compared_to == "better on validation"
+    assert [len(s.values) for s in (measured.ours, *measured.baselines.values())] == [3] * 4
+    assert measured.baselines["better on validation"].values in [
+        measured.baselines[t].values for t in transformers.TRANSFORMERS
+    ]
+    assert len(starts) == 3 and torch.allclose(starts[0], starts[1]) and torch.allclose(starts[0], starts[2])
 
 
 @pytest.mark.slow

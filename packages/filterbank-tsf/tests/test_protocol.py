@@ -21,6 +21,7 @@ from neurips26.filterbank_tsf.selection import (
     chosen_rule,
     decide,
     rehearse,
+    with_folds,
 )
 from neurips26.filterbank_tsf.stats import WindowStats
 from neurips26.filterbank_tsf.tables import closed_form_table
@@ -86,7 +87,7 @@ def test_naive_rows_and_averages(waves):
 
 
 def test_selectors_never_read_the_test_part(waves):
-    grids = [candidates(waves, n, 12) for n in (24, 48)]
+    grids = with_folds([candidates(waves, n, 12) for n in (24, 48)], waves, 12)
     tables = [blocked_cv(waves.rows("train", n), n, 12) for n in (24, 48)]
     choices = [
         choose_on_validation(grids),
@@ -95,7 +96,7 @@ def test_selectors_never_read_the_test_part(waves):
         choose_by_blocks(grids, tables),
     ]
     spoiled = split("waves", np.concatenate([waves.values[:1200], np.full((300, 2), 99.0)]), ("a", "b"), waves.spec)
-    grids = [candidates(spoiled, n, 12) for n in (24, 48)]
+    grids = with_folds([candidates(spoiled, n, 12) for n in (24, 48)], spoiled, 12)
     again = [
         choose_on_validation(grids),
         choose_on_validation(grids, True),
@@ -170,7 +171,7 @@ def test_bad_files(tmp_path):
     with pytest.raises(ValueError, match="at least 14400 rows"):
         load_ltsf("ETTh1", tmp_path)
     constant = np.stack([np.ones(300), np.arange(300) % 7], 1)
-    with pytest.warns(RuntimeWarning, match=r"scaled by 1: channel \[0\]"):
+    with pytest.warns(RuntimeWarning, match=r"scaled by 1: channel \['a'\]"):
         assert split("c", constant, ("a", "b"), DataSpec("", None, 7)).std[0] == 1.0
     assert os.path.exists(tmp_path / "ETTh1.csv")
 
@@ -201,6 +202,20 @@ def test_a_rehearsed_loss_is_the_loss_of_that_fit(waves):
     expected = average(members).mse(blocks[1])
     (pair,) = (p for p in rehearse(waves, 12, (24, 48)) if (p["val"], p["test"]) == (0, 1))
     assert pair["loss"]["average over look-backs"] == pytest.approx(expected, rel=1e-6)
+    # The penalties of rank 12 by blocks: those of the blocks 0, 2 and 3, each by the fit on the other two.
+    members = []
+    for n in (24, 48):
+        short = [b.shorter(n) for b in blocks]
+        losses = np.zeros(len(REHEARSAL_ALPHAS))
+        for held in (0, 2, 3):
+            one, two = (short[i] for i in (0, 2, 3) if i != held)
+            train, val = one.merge(two).normalised("mean"), short[held].normalised("mean")
+            losses += [val.mse(reduced_rank(train, 12, a).weight) for a in REHEARSAL_ALPHAS]
+        train = short[2].merge(short[3]).normalised("mean")
+        best = REHEARSAL_ALPHAS[int(losses.argmin())]
+        members.append(LinearForecaster(reduced_rank(train, 12, best).weight, "mean"))
+    rule = "average over look-backs and ranks from 12 on, penalties by blocked CV"
+    assert pair["loss"][rule] == pytest.approx(average(members).mse(blocks[1]), rel=1e-6)
 
 
 def test_decision_is_the_smallest_rule_within_one_standard_error():
@@ -210,26 +225,61 @@ def test_decision_is_the_smallest_rule_within_one_standard_error():
         losses = [{n: float(np.exp(-g[i])) for i, n in enumerate(names)} for g in gains]
         return [{"val": 0, "test": k, "loss": loss} for k, loss in enumerate(losses)]
 
-    flat, better = [0.0] * 9, [0.0, 0.1, *[0.11] * 7]
+    others = len(RULES) - 2
+    flat, better = [0.0] * len(RULES), [0.0, 0.1, *[0.11] * others]
     # Block by block the gap between rules 1 and 2 is 0.01 or -0.01: within its standard error; rule 0 is far off.
-    worse = [0.0, 0.1, *[0.095] * 7]
+    worse = [0.0, 0.1, *[0.095] * others]
     rule, means = decide({("x", 1): rehearsal([better, worse, better])})
     assert rule == RULES[1] and means[names[1]] == pytest.approx(-0.1)
     assert decide({("x", 1): rehearsal([flat, flat])})[0] == RULES[0]
-    sure = [0.0, 0.1, *[0.2] * 7]
+    sure = [0.0, 0.1, *[0.2] * others]
     assert decide({("x", 1): rehearsal([sure, sure]), ("x", 2): rehearsal([sure, sure])})[0] == RULES[2]
 
 
 def test_rules_and_their_costs(waves):
-    grids = [candidates(waves, n, 12) for n in (24, 48)]
-    single = apply_rule(grids, RULES[0])
+    grids = with_folds([candidates(waves, n, 12) for n in (24, 48)], waves, 12)
+    rules = {r.name: r for r in RULES}
+    assert len(rules) == 18 and sum(r.by_blocks for r in RULES) == 9 and chosen_rule() in RULES
+    single = apply_rule(grids, rules["smallest validation error"])
     best = choose_on_validation(grids)
     assert np.allclose(single.forecaster.weight, best.forecaster.weight)
     assert single.forecaster.macs == best.setting["rank"] * (best.setting["lookback"] + 12)
-    both = apply_rule(grids, RULES[1])
+    both = apply_rule(grids, rules["average over look-backs"])
     assert len(both.setting["members"]) == 2 and both.forecaster.lookback == 48
-    every = apply_rule(grids, RULES[-1])
+    every = apply_rule(grids, rules["average over look-backs and ranks from 1 on"])
     assert len(every.setting["members"]) == 12 and every.forecaster.macs == min(24 * 12 + 48 * 12, 48 * 12)
-    short = apply_rule(grids, RULES[2])  # no rank from 48 on exists here: the largest stands in
+    short = apply_rule(
+        grids, rules["average over look-backs and ranks from 48 on"]
+    )  # none exists: the largest stands in
     assert [m["rank"] for m in short.setting["members"]] == [12, 12]
-    assert chosen_rule() in RULES
+    with pytest.raises(ValueError, match="needs losses on blocks"):
+        apply_rule([candidates(waves, 24, 12)], rules["blocked CV + 1 SE"])
+
+
+def test_rules_by_blocks_by_hand(waves):
+    """The losses on a block are those of a fit on the other three; penalty and rank follow from them alone."""
+    edges, blocks = np.linspace(0, 1200, 5).astype(int), []
+    for a, b in itertools.pairwise(edges):
+        blocks.append(WindowStats.from_series(waves.values[max(0, a - 48) : b], 48, 12))
+    plain = [candidates(waves, n, 12) for n in (24, 48)]
+    grids = with_folds(plain, waves, 12)
+    for grid in grids:
+        for k in range(4):
+            rest = [b.shorter(grid.lookback).normalised("mean") for i, b in enumerate(blocks) if i != k]
+            fit = reduced_rank(rest[0].merge(rest[1]).merge(rest[2]), 4, grid.alphas[3]).weight
+            held = blocks[k].shorter(grid.lookback).normalised("mean")
+            assert grid.folds[k, 3, grid.ranks.index(4)] == pytest.approx(held.mse(fit), rel=1e-9)
+        rows = grid.folds.mean(0).argmin(0)
+        table = grid.folds[:, rows, np.arange(len(grid.ranks))]
+        gap = table - table[:, [table.mean(0).argmin()]]
+        inside = gap.mean(0) <= gap.std(0, ddof=1) / 2 + 1e-15
+        assert grid.one_rank(True) == int(np.flatnonzero(inside)[0])
+    rule = next(r for r in RULES if r.name == "average over look-backs and ranks from 8 on, penalties by blocked CV")
+    members = apply_rule(grids, rule).setting["members"]
+    assert [(m["lookback"], m["rank"]) for m in members] == [(24, 8), (24, 12), (48, 8), (48, 12)]
+    for member in members:
+        grid = next(g for g in grids if g.lookback == member["lookback"])
+        column = grid.folds.mean(0)[:, grid.ranks.index(member["rank"])]
+        assert member["alpha"] == grid.alphas[int(column.argmin())]
+    # On validation the same rule may take other penalties; its fits are the same ones.
+    assert np.array_equal(plain[0].val, grids[0].val)

@@ -79,8 +79,19 @@ def test_interrupted_run_is_bit_exact(series, tmp_path):
     assert resumed.val == history.val and resumed.train == history.train
     for (name, a), b in zip(whole.state_dict().items(), fresh.state_dict().values()):
         assert torch.equal(a, b), name
-    with pytest.raises(ValueError, match="checkpoint"):
-        train(deep(series), windows, val, TrainConfig(epochs=5, batch=64), tmp_path / "c.pt")
+    config, path = TrainConfig(epochs=3, batch=128), tmp_path / "c.pt"
+    before = path.read_bytes()
+    for arguments, message in (
+        ((deep(series), windows, val, TrainConfig(epochs=5, batch=64)), "was made with"),
+        ((deep(series), val, windows, config), "was made with other rows"),
+        ((make_peer("rlinear", L, H, 2, 24), windows, val, config), "is of another model"),
+    ):
+        with pytest.raises(ValueError, match=f"checkpoint: .*c.pt {message}"):
+            train(*arguments, path)
+        assert path.read_bytes() == before  # nothing was overwritten
+    path.write_bytes(before[:-100])
+    with pytest.raises(ValueError, match=r"checkpoint: .*c\.pt is not a checkpoint of this trainer, or is damaged"):
+        train(deep(series), windows, val, config, path)
 
 
 _RUN = """

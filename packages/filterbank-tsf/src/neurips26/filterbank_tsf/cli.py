@@ -134,7 +134,7 @@ class RankReport:
         curve = rank_curve(train, {"val": val})
         aligned, weight = alignment_curve(train), ridge(train, curve.best("val")[0])
         values = spectrum(train)
-        table = blocked_cv(data.rows("train", 0), self.lookback, self.horizon)[..., :-1]
+        table = blocked_cv(data.rows("train", 0), self.lookback, self.horizon, name=str(self.data))[..., :-1]
         folds = table[:, table.mean(0).argmin(0), np.arange(len(curve.ranks))]
         return {
             "ranks": list(curve.ranks),
@@ -169,10 +169,10 @@ class Benchmark:
     """Folder with the CSV files (the usual dataset/ layout works)."""
     lookback: int = 336
     """Of trained peers."""
-    lr: float = 1e-3
-    """Of trained peers."""
-    epochs: int = 10
-    """Of trained peers."""
+    lr: float | None = None
+    """Of trained peers; default that of the peer's paper."""
+    epochs: int | None = None
+    """Most passes of trained peers; default those of the peer's paper (many minutes for some)."""
     out: Path | None = None
     """CSV to write."""
     json: bool = False
@@ -182,10 +182,11 @@ class Benchmark:
         """Run the rows."""
         from neurips26.shared.progress import track
 
+        from .experiments import peer_config
         from .peers import PEERS, make_peer
         from .protocol import load_ltsf
         from .tables import CLOSED_FORM_ROWS, closed_form_table
-        from .training import TrainConfig, Windows, score, train
+        from .training import Windows, score, train
 
         wanted = [SHORT.get(m, m) for m in self.models.split(",")]
         closed = tuple(m for m in wanted if m not in PEERS)
@@ -209,7 +210,7 @@ class Benchmark:
                                       data.stats("train", length, horizon))  # fmt: skip
                     parts = {p: Windows(data.rows(p, length), length, horizon, start) for p, start in
                              (("train", 0), ("val", data.train_end - length), ("test", data.val_end - length))}  # fmt: skip
-                    train(model, parts["train"], parts["val"], TrainConfig(self.lr, self.epochs))
+                    train(model, parts["train"], parts["val"], peer_config(peer, self.lr, self.epochs))
                     mse, mae = score(model, parts["test"])
                     rows.append({"data": name, "horizon": horizon, "model": peer, "mse": mse, "mae": mae,
                                  "windows": len(parts["test"]), "macs": model.macs()})  # type: ignore[operator]  # fmt: skip
@@ -318,14 +319,10 @@ def forecast_frame(frame: pd.DataFrame, forecaster: Path | None, lookback: int, 
         raise ValueError(f"forecaster: {forecaster} does not exist")
     try:
         model = pickle.loads(forecaster.read_bytes())
-        fitted = [str(c) for c in model.feature_names_in_]
+        if not hasattr(model, "forecasters_"):
+            raise TypeError(f"it holds a {type(model).__name__}")
     except Exception as error:  # a damaged pickle may raise anything
         raise ValueError(f"forecaster: {forecaster} was not saved by fit, or is damaged ({error})") from error
-    got = [str(c) for c in frame.columns]
-    if len(got) == len(fitted) and got != fitted:
-        raise ValueError(
-            f"data: the columns {got} are not those that {forecaster} was fitted on, {fitted}, in this order"
-        )
     return model.predict(frame, horizon=horizon)
 
 

@@ -1,272 +1,30 @@
-"""Forecasters in the manner of scikit-learn: ``fit``, ``predict``, ``score``; arrays, wide frames and long frames."""
+"""The forecasters of the package in the manner of scikit-learn: ``fit``, ``predict``, ``partial_fit``, ``score``."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted
 
 from .bank import fit_bank, polish
-from .frames import Panel, parse
-from .linear import LinearForecaster, intercept
+from .forecaster import HOLD_OUT, Forecaster, LinearFamily, check_alpha, check_count
+from .frames import Panel
+from .linear import LinearForecaster
 from .nn import DeepFilterBank, FilterBank
-from .protocol import dominant_period, scaler
+from .protocol import dominant_period
 from .rank import RankCurve, one_standard_error, rank_curve
-from .regression import ALPHA_GRID, RANK_GRID, RidgePath
+from .regression import ALPHA_GRID, RANK_GRID, RidgePath, clip_rank
 from .selection import blocked_cv
-from .stats import WindowStats, check_long_enough, raise_missing
+from .stats import WindowStats
 from .training import TrainConfig, Windows, train
 
-# Share of the newest rows held out to choose rank and penalty when no validation rows are given.
-HOLD_OUT = 0.2
 
-
-class _Forecaster(BaseEstimator):
-    """What all forecasters share: forms of input, scaling, channel modes, statistics, prediction."""
-
-    lookback: int
-    horizon: int
-    norm: str
-    channel_mode: str
-    groups: Sequence[Any] | None
-    missing: str
-
-    # -- to be given by the subclass ----------------------------------------------------------------------------------
-
-    def _solve(self, stats: WindowStats, rows: list[np.ndarray]) -> Any:
-        raise NotImplementedError
-
-    def _needs_choice(self) -> bool:
-        return False
-
-    # -- fitting ------------------------------------------------------------------------------------------------------
-
-    def fit(self, y: object, val: object | None = None) -> _Forecaster:
-        """Fit on a series, a set of series or a frame.
-
-        Args:
-            y: ``(T,)``, ``(T, C)``, a wide pandas frame, or a long frame ``unique_id, ds, y`` (pandas, polars).
-            val: rows that follow ``y``, in the same form, on which rank and penalty are chosen. Without it the newest
-                fifth of ``y`` is held out for the choice and the chosen model is fitted on all of ``y``.
-
-        Raises:
-            ValueError, TypeError: naming the argument; see :mod:`neurips26.filterbank_tsf.frames`.
-        """
-        self._check_settings()
-        panel = parse(y, "y")
-        self._check_panel(panel, "y")
-        self.n_features_in_ = len(panel.names)
-        self.feature_names_in_ = np.asarray(panel.names, dtype=object)
-        scales = [_scale(s) for s in panel.series]
-        self.mean_, self.std_ = (np.concatenate([s[i] for s in scales]) for i in (0, 1))
-        series = self._columns(panel)
-        held = None
-        if val is not None:
-            other = parse(val, "val")
-            if len(other.names) != len(panel.names):
-                raise ValueError(f"val has {len(other.names)} channels, y has {len(panel.names)}")
-            later = self._columns(other)
-            held = [np.concatenate([a[-self.lookback :], b]) for a, b in zip(series, later)]
-        self._stats, self.forecasters_ = {}, {}
-        for group in dict.fromkeys(self._groups()):
-            members = [i for i, g in enumerate(self._groups()) if g == group]
-            rows = [series[i] for i in members]
-            future = None if held is None else [held[i] for i in members]
-            self._stats[group], self.forecasters_[group] = self._fit_group(rows, future)
-        self._publish()
-        return self
-
-    def _fit_group(self, rows: list[np.ndarray], future: list[np.ndarray] | None):
-        stats = self._statistics(rows)
-        if self._needs_choice():
-            if future is not None:
-                early, late, seen = stats, self._statistics(future), rows
-            else:
-                cut = [int(len(r) * (1 - HOLD_OUT)) for r in rows]
-                window = self.lookback + self.horizon
-                if min(cut) < window or min(len(r) - c for r, c in zip(rows, cut)) < self.horizon:
-                    raise ValueError(
-                        f"y has {min(map(len, rows))} rows: too few to hold out a fifth for choosing rank and alpha with "
-                        f"lookback + horizon = {window}; give numbers for them or pass val"
-                    )
-                seen = [r[:c] for r, c in zip(rows, cut)]
-                early = self._statistics(seen)
-                late = self._statistics([r[c - self.lookback :] for r, c in zip(rows, cut)])
-            at = early.total / early.count
-            self._choose(self._prepared(early, at), self._prepared(late, at), seen)
-        return stats, self._solve_group(stats, rows)
-
-    def _prepared(self, stats: WindowStats, at: np.ndarray) -> WindowStats:
-        """Windows without their level; with norm ``"none"`` without the mean window ``at``, which the intercept returns."""
-        return stats.centred(at) if self.norm == "none" else stats.normalised(self.norm)
-
-    def _solve_group(self, stats: WindowStats, rows: list[np.ndarray]) -> Any:
-        solved = self._solve(self._prepared(stats, stats.total / stats.count), rows)
-        if self.norm == "none" and isinstance(solved, LinearForecaster):
-            return replace(solved, bias=intercept(stats, solved.weight))
-        return solved
-
-    def partial_fit(self, y: object) -> _Forecaster:
-        """Add the windows of further rows (a continuation or other series of the same channels) and solve again.
-
-        Scale, rank and penalty stay as they were chosen by :meth:`fit`; channels are matched by position.
-        """
-        check_is_fitted(self, "forecasters_")
-        panel = parse(y, "y")
-        self._check_panel(panel, "y")
-        if len(panel.names) != self.n_features_in_:
-            raise ValueError(f"y has {len(panel.names)} channels, fitted with {self.n_features_in_}")
-        series = self._columns(panel)
-        for group in self._stats:
-            rows = [series[i] for i, g in enumerate(self._groups()) if g == group]
-            self._stats[group] = self._stats[group].merge(self._statistics(rows))
-            self.forecasters_[group] = self._solve_group(self._stats[group], rows)
-        self._publish()
-        return self
-
-    def _choose(self, stats: WindowStats, val: WindowStats, rows: list[np.ndarray]) -> None:
-        """Choose what is left to validation; nothing by default. ``rows`` are those behind ``stats``."""
-
-    def _publish(self) -> None:
-        maps = [f.weight for f in self.forecasters_.values()]
-        self.coef_ = (
-            maps[0]
-            if self.channel_mode == "shared"
-            else np.stack([self.forecasters_[g].weight for g in self._groups()])
-        )
-        biases = {g: np.zeros(self.horizon) if f.bias is None else f.bias for g, f in self.forecasters_.items()}
-        self.intercept_ = (
-            next(iter(biases.values()))
-            if self.channel_mode == "shared"
-            else np.stack([biases[g] for g in self._groups()])
-        )
-
-    # -- predicting ---------------------------------------------------------------------------------------------------
-
-    def predict(self, y_last: object, horizon: int | None = None, recursive: bool = False) -> Any:
-        """Forecast what follows ``y_last``.
-
-        Args:
-            y_last: at least ``lookback`` rows in a form that :meth:`fit` takes, its channels in the order of the fit:
-                they are matched by position (``feature_names_in_`` has the names).
-            horizon: steps wanted; at most the fitted H unless ``recursive``.
-            recursive: feed forecasts back as inputs beyond H.
-
-        Returns:
-            forecasts in the form of ``y_last``: ``(horizon,)``, ``(horizon, C)`` or a frame with continued stamps.
-        """
-        check_is_fitted(self, "forecasters_")
-        steps = self.horizon if horizon is None else horizon
-        if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1:
-            raise ValueError(f"horizon must be a positive integer, got {steps!r}")
-        if steps > self.horizon and not recursive:
-            raise ValueError(
-                f"horizon={steps} is longer than the fitted horizon={self.horizon}; fit a longer one or pass recursive=True"
-            )
-        panel = parse(y_last, "y_last")
-        if len(panel.names) != self.n_features_in_:
-            raise ValueError(f"y_last has {len(panel.names)} channels, fitted with {self.n_features_in_}")
-        for values in panel.series:
-            if len(values) < self.lookback:
-                raise ValueError(f"y_last has {len(values)} rows, a forecast needs lookback={self.lookback}")
-            recent = values[-self.lookback :]
-            if not np.isfinite(recent).all():
-                raise_missing(recent, "y_last", panel.names if len(panel.names) == recent.shape[1] else None)
-        columns = self._columns(panel)
-        groups = self._groups()
-        out = np.empty((steps, len(columns)))
-        for group, forecaster in self.forecasters_.items():
-            members = [i for i, g in enumerate(groups) if g == group]
-            x = np.stack([columns[i][-self.lookback :] for i in members])
-            parts = []
-            for start in range(0, steps, self.horizon):
-                parts.append(forecaster.predict(x)[:, : steps - start])
-                x = np.concatenate([x, parts[-1]], 1)[:, -self.lookback :]
-            out[:, members] = np.concatenate(parts, 1).T
-        out = out * self.std_ + self.mean_
-        edges = np.cumsum([0, *(s.shape[1] for s in panel.series)])
-        return panel.rebuild([out[:, a:b] for a, b in itertools.pairwise(edges)], int(steps))
-
-    def score(self, y: object) -> float:
-        """Minus the mean squared error, in scaled units, over all windows of ``y``, complete rows of the fitted channels."""
-        check_is_fitted(self, "forecasters_")
-        columns, groups = self._columns(parse(y, "y")), self._groups()
-        squared = count = 0.0
-        for group, forecaster in self.forecasters_.items():
-            for i, g in enumerate(groups):
-                if g == group:
-                    window = self.lookback + self.horizon
-                    check_long_enough(columns[i], self.lookback, self.horizon, "y")
-                    w = np.lib.stride_tricks.sliding_window_view(columns[i], window)
-                    for start in range(0, len(w), 2048):
-                        block = w[start : start + 2048]
-                        error = forecaster.predict(block[:, : self.lookback]) - block[:, self.lookback :]
-                        squared += float((error**2).sum())
-                        count += error.size
-        return -squared / count
-
-    # -- parts --------------------------------------------------------------------------------------------------------
-
-    def _check_settings(self) -> None:
-        for name in ("lookback", "horizon"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
-        if self.norm not in ("none", "mean", "last"):
-            raise ValueError(f"norm must be 'none', 'mean' or 'last', got {self.norm!r}")
-        if self.channel_mode not in ("shared", "individual", "grouped"):
-            raise ValueError(f"channel_mode must be 'shared', 'individual' or 'grouped', got {self.channel_mode!r}")
-        if self.missing not in ("error", "mask"):
-            raise ValueError(f"missing must be 'error' or 'mask', got {self.missing!r}")
-
-    def _check_panel(self, panel: Panel, name: str) -> None:
-        if self.channel_mode == "grouped" and (self.groups is None or len(self.groups) != len(panel.names)):
-            got = None if self.groups is None else len(self.groups)
-            raise ValueError(f"groups must name a group for each of {len(panel.names)} channels, got {got}")
-        for values in panel.series:
-            check_long_enough(values, self.lookback, self.horizon, name)
-            if self.missing == "error" and not np.isfinite(values).all():
-                raise_missing(values, name, panel.names if len(panel.names) == values.shape[1] else None)
-
-    def _groups(self) -> list[Any]:
-        if self.channel_mode == "shared":
-            return ["all"] * self.n_features_in_
-        if self.channel_mode == "individual":
-            return list(range(self.n_features_in_))
-        return list(self.groups or [])
-
-    def _columns(self, panel: Panel) -> list[np.ndarray]:
-        """Scaled channels as vectors, over all series."""
-        columns = [c for s in panel.series for c in s.T]
-        return [(c - m) / s for c, m, s in zip(columns, self.mean_, self.std_)]
-
-    def _statistics(self, rows: list[np.ndarray]) -> WindowStats:
-        if len({len(r) for r in rows}) == 1:
-            return WindowStats.from_series(np.stack(rows, 1), self.lookback, self.horizon, missing=self.missing)
-        parts = [WindowStats.from_series(r, self.lookback, self.horizon, missing=self.missing) for r in rows]
-        total = parts[0]
-        for part in parts[1:]:
-            total = total.merge(part)
-        return total
-
-
-def _scale(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    finite = np.where(np.isfinite(values), values, np.nan)
-    if np.isnan(finite).any():
-        finite = np.stack(
-            [np.where(np.isnan(c), np.nanmean(c) if np.isfinite(c).any() else 0.0, c) for c in finite.T], 1
-        )
-    return scaler(finite)
-
-
-class ReducedRankForecaster(_Forecaster):
+class ReducedRankForecaster(LinearFamily):
     """Reduced-rank regression in closed form.
 
     Args:
@@ -277,15 +35,15 @@ class ReducedRankForecaster(_Forecaster):
         alpha: a penalty in units of the mean diagonal of the Gram matrix, or ``"val"``.
         norm: ``"mean"``, ``"last"`` or ``"none"`` (then with an intercept).
         channel_mode: ``"shared"`` (one W), ``"individual"`` (one a channel) or ``"grouped"`` (one a group).
-        groups: a label for each channel (``"grouped"``).
+        groups: a group for each channel (``"grouped"``): a list in the order of the channels, or a map from their names.
         missing: ``"error"``, or ``"mask"`` to leave out windows that touch a missing value.
 
     Attributes:
         coef_: W, ``(L, H)``; ``(C, L, H)`` unless channels share it.
         intercept_: ``(H,)`` or ``(C, H)``; zero unless ``norm="none"``.
-        analysis_, synthesis_: banks A ``(L, r)`` and B ``(r, H)`` (of the first group).
-        rank_, alpha_: what was used (a rank above ``min(L, H)`` is clipped with a warning; ``rank_`` keeps what was asked).
-        rank_curve_: losses over the grid where something was chosen.
+        analysis_, synthesis_: banks A ``(L, r)`` and B ``(r, H)`` (lists of one a channel unless channels share them).
+        rank_, alpha_: what is used (a rank above ``min(L, H)`` is clipped with a warning); lists like the banks.
+        rank_curve_: losses over the grid where something was chosen (of the first group), else ``None``.
     """
 
     def __init__(
@@ -296,7 +54,7 @@ class ReducedRankForecaster(_Forecaster):
         alpha: float | str = "val",
         norm: str = "mean",
         channel_mode: str = "shared",
-        groups: Sequence[Any] | None = None,
+        groups: Sequence[Any] | Mapping[Any, Any] | None = None,
         missing: str = "error",
     ):
         self.lookback = lookback
@@ -308,51 +66,61 @@ class ReducedRankForecaster(_Forecaster):
         self.groups = groups
         self.missing = missing
 
-    def fit(self, y: object, val: object | None = None) -> ReducedRankForecaster:
-        """See the base class."""
-        self.rank_curve_: RankCurve | None = None
-        self.rank_ = None if isinstance(self.rank, str) else self.rank
-        self.alpha_ = 1e-2 if self.alpha == "val" else self.alpha
-        super().fit(y, val)
-        return self
-
     def _check_settings(self) -> None:
         super()._check_settings()
-        if isinstance(self.rank, str) and self.rank not in ("val", "one_se"):
-            raise ValueError(f"rank must be a positive integer, None, 'val' or 'one_se', got {self.rank!r}")
-        if isinstance(self.alpha, str) and self.alpha != "val":
-            raise ValueError(f"alpha must be a number >= 0 or 'val', got {self.alpha!r}")
+        if isinstance(self.rank, str):
+            if self.rank not in ("val", "one_se"):
+                raise ValueError(f"rank must be a positive integer, None, 'val' or 'one_se', got {self.rank!r}")
+        elif self.rank is not None:
+            check_count(self.rank, "rank")
+        check_alpha(self.alpha)
+
+    def _start(self, panel: Panel) -> None:
+        self._rank = self.rank
+        if isinstance(self.rank, (int, np.integer)):
+            self._rank = clip_rank(self.rank, self.lookback, self.horizon)
+
+    def _fixed(self) -> dict[str, Any]:
+        return {"rank": self._rank, "alpha": self.alpha, "curve": None}
 
     def _needs_choice(self) -> bool:
         return isinstance(self.rank, str) or self.alpha == "val"
 
-    def _choose(self, stats: WindowStats, val: WindowStats, rows: list[np.ndarray]) -> None:
-        ranks = RANK_GRID if isinstance(self.rank, str) else (self.rank or min(self.lookback, self.horizon),)
-        alphas = ALPHA_GRID if self.alpha == "val" else (float(self.alpha),)
+    def _choose(self, stats: WindowStats, val: WindowStats, rows: list[np.ndarray]) -> dict[str, Any]:
+        full = min(self.lookback, self.horizon)
+        ranks = RANK_GRID if isinstance(self._rank, str) else (self._rank or full,)
+        alphas = ALPHA_GRID if isinstance(self.alpha, str) else (float(self.alpha),)
         curve = rank_curve(stats, {"val": val}, ranks, alphas)
-        self.rank_curve_ = curve
         alpha, rank = curve.best("val")
         if self.rank == "one_se":
             if len({len(r) for r in rows}) > 1 or not all(np.isfinite(r).all() for r in rows):
                 raise ValueError("rank='one_se' needs series of one length without missing values")
-            table = blocked_cv(np.stack(rows, 1), self.lookback, self.horizon, self.norm, curve.ranks, alphas)[..., :-1]
+            table = blocked_cv(
+                np.stack(rows, 1), self.lookback, self.horizon, self.norm, curve.ranks, alphas, name="y"
+            )[..., :-1]
             best = table.mean(0).argmin(0)
             rank = one_standard_error(table[:, best, np.arange(len(curve.ranks))], curve.ranks)
             alpha = curve.alphas[int(best[curve.ranks.index(rank)])]
-        self.alpha_ = alpha
-        self.rank_ = rank if self.rank is not None else None
+        return {"rank": None if self._rank is None else rank, "alpha": alpha, "curve": curve}
 
-    def _solve(self, stats: WindowStats, rows: list[np.ndarray]) -> Any:
-        path = RidgePath(stats)
-        if self.rank_ is None:
-            return LinearForecaster(path.weight(self.alpha_), self.norm, label="ridge")
-        fit = path.reduced_rank(self.alpha_, self.rank_)
-        if not hasattr(self, "forecasters_") or not self.forecasters_:
-            self.analysis_, self.synthesis_ = fit.analysis, fit.synthesis
-        return LinearForecaster(fit.weight, self.norm, label=f"rank {fit.rank}", macs=fit.rank * sum(fit.weight.shape))
+    def _solve(self, stats: WindowStats, rows: list[np.ndarray], setting: dict[str, Any]) -> tuple[Any, Any]:
+        path, rank, alpha = RidgePath(stats), setting["rank"], setting["alpha"]
+        if rank is None:
+            weight = path.weight(alpha)
+            return LinearForecaster(weight, self.norm, label="ridge"), (weight, np.eye(self.horizon))
+        fit = path.reduced_rank(alpha, rank)
+        macs = fit.rank * sum(fit.weight.shape)
+        return LinearForecaster(fit.weight, self.norm, label=f"rank {rank}", macs=macs), (fit.analysis, fit.synthesis)
+
+    def _publish(self) -> None:
+        super()._publish()
+        self.analysis_ = self._each({g: shown[0] for g, (_, shown) in self._solved.items()})
+        self.synthesis_ = self._each({g: shown[1] for g, (_, shown) in self._solved.items()})
+        self.rank_ = self._each({g: s["rank"] for g, s in self._settings.items()})
+        self.rank_curve_: RankCurve | None = next(iter(self._settings.values()))["curve"]
 
 
-class FilterBankForecaster(_Forecaster):
+class FilterBankForecaster(LinearFamily):
     """A strided filter bank: closed form, polished on the statistics, or trained by gradient steps.
 
     Args:
@@ -360,16 +128,20 @@ class FilterBankForecaster(_Forecaster):
         n_filters: K.
         kernel_size: P; ``None`` takes half the dominant period of the data.
         stride: S; default P.
-        rank: r of the low-rank core.
+        rank: r of the low-rank core; ``None`` does not limit it.
         core: ``"lowrank"``, ``"dense"``, ``"depthwise"`` or ``"shared"``.
         alpha: penalty of the core, or ``"val"``.
         solver: ``"closed"``, ``"polish"`` or ``"adam"``.
         init: where the filters come from.
         epochs: of ``"adam"``.
         seed: of ``"adam"``.
+        checkpoint: file that ``"adam"`` writes after every pass and a killed fit goes on from (``"shared"`` channels).
 
     Attributes:
-        bank_: the fitted layer (of the first group); ``macs_``, ``rank_bound_``, ``coef_``, ``alpha_``.
+        bank_: the fitted layer (a list of one a channel unless channels share it).
+        coef_, intercept_, alpha_: as in :class:`ReducedRankForecaster`.
+        kernel_size_: P as used (of the first group).
+        macs_, rank_bound_: cost and rank law of the (first) layer.
     """
 
     def __init__(
@@ -379,7 +151,7 @@ class FilterBankForecaster(_Forecaster):
         n_filters: int = 4,
         kernel_size: int | None = None,
         stride: int | None = None,
-        rank: int = 8,
+        rank: int | None = 8,
         core: str = "lowrank",
         alpha: float | str = "val",
         norm: str = "mean",
@@ -388,8 +160,9 @@ class FilterBankForecaster(_Forecaster):
         epochs: int = 5,
         seed: int = 0,
         channel_mode: str = "shared",
-        groups: Sequence[Any] | None = None,
+        groups: Sequence[Any] | Mapping[Any, Any] | None = None,
         missing: str = "error",
+        checkpoint: str | os.PathLike[str] | None = None,
     ):
         self.lookback = lookback
         self.horizon = horizon
@@ -407,48 +180,70 @@ class FilterBankForecaster(_Forecaster):
         self.channel_mode = channel_mode
         self.groups = groups
         self.missing = missing
-
-    def fit(self, y: object, val: object | None = None) -> FilterBankForecaster:
-        """See the base class."""
-        self.alpha_ = 1e-3 if self.alpha == "val" else self.alpha
-        self.kernel_size_ = self.kernel_size
-        if self.kernel_size is None:
-            series = parse(y, "y").series
-            shortest = min(len(v) for v in series)
-            recent = np.nan_to_num(np.concatenate([v[len(v) - shortest :] for v in series], 1))
-            period = dominant_period(recent, self.lookback) if shortest >= 8 else self.lookback
-            self.kernel_size_ = int(np.clip(period // 2, 2, self.lookback))
-        super().fit(y, val)
-        return self
+        self.checkpoint = checkpoint
 
     def _check_settings(self) -> None:
         super()._check_settings()
+        for name in ("n_filters", "epochs"):
+            check_count(getattr(self, name), name)
+        for name in ("kernel_size", "stride", "rank"):
+            if getattr(self, name) is not None:
+                check_count(getattr(self, name), name)
+        check_alpha(self.alpha)
         if self.solver not in ("closed", "polish", "adam"):
             raise ValueError(f"solver must be 'closed', 'polish' or 'adam', got {self.solver!r}")
+        if self.checkpoint is not None and self.channel_mode != "shared":
+            raise ValueError(f"checkpoint holds one model: channel_mode must be 'shared', got {self.channel_mode!r}")
+
+    def _start(self, panel: Panel) -> None:
+        clipped = self.rank is not None and self.core == "lowrank"
+        self._rank = clip_rank(self.rank, self.lookback, self.horizon) if clipped else None
+        self._size = self.kernel_size
+        if self._size is None:
+            shortest = min(len(v) for v in panel.series)
+            recent = np.nan_to_num(np.concatenate([v[len(v) - shortest :] for v in panel.series], 1))
+            period = dominant_period(recent, self.lookback) if shortest >= 8 else self.lookback
+            self._size = min(max(period // 2, 2), self.lookback)
+
+    def _fixed(self) -> dict[str, Any]:
+        alpha = 1e-3 if isinstance(self.alpha, str) else float(self.alpha)
+        return {"n_filters": self.n_filters, "kernel_size": self._size, "rank": self._rank, "alpha": alpha}
 
     def _needs_choice(self) -> bool:
-        return self.alpha == "val"
+        return isinstance(self.alpha, str)
 
-    def _make(self, stats: WindowStats, alpha: float) -> FilterBank:
+    def _continues(self) -> bool:
+        return self.solver != "adam"
+
+    def _make(self, stats: WindowStats, setting: dict[str, Any], path: RidgePath | None = None) -> FilterBank:
         return fit_bank(
-            stats, self.n_filters, self.kernel_size_, self.stride, rank=self.rank, core=self.core, alpha=alpha,
-            init=self.init,
+            stats, setting["n_filters"], setting["kernel_size"], self.stride, rank=setting["rank"], core=self.core,
+            alpha=setting["alpha"], init=self.init, path=path,
         )  # fmt: skip
 
-    def _choose(self, stats: WindowStats, val: WindowStats, rows: list[np.ndarray]) -> None:
-        losses = [val.mse(self._make(stats, a).double_map().numpy()) for a in ALPHA_GRID]
-        self.alpha_ = ALPHA_GRID[int(np.argmin(losses))]
+    def _candidates(self) -> list[dict[str, Any]]:
+        """The settings that are tried on validation."""
+        return [self._fixed() | {"alpha": alpha} for alpha in ALPHA_GRID]
 
-    def _solve(self, stats: WindowStats, rows: list[np.ndarray]) -> Any:
-        bank = self._make(stats, self.alpha_)
+    def _choose(self, stats: WindowStats, val: WindowStats, rows: list[np.ndarray]) -> dict[str, Any]:
+        path, tried = RidgePath(stats), self._candidates()
+        losses = [val.mse(self._make(stats, setting, path).double_map().numpy()) for setting in tried]
+        return tried[int(np.argmin(losses))]
+
+    def _solve(self, stats: WindowStats, rows: list[np.ndarray], setting: dict[str, Any]) -> tuple[Any, Any]:
+        bank = self._make(stats, setting)
         if self.solver == "polish":
-            polish(bank, stats, self.alpha_)
+            polish(bank, stats, setting["alpha"])
         elif self.solver == "adam":
-            _adam(bank, rows, self.lookback, self.horizon, self.epochs, self.seed)
-        if not hasattr(self, "forecasters_") or not self.forecasters_:
-            self.bank_, self.macs_, self.rank_bound_ = bank, bank.macs(), bank.rank_bound
+            _adam(bank, rows, self.lookback, self.horizon, self.epochs, self.seed, checkpoint=self.checkpoint)
         weight = bank.double_map().numpy()
-        return LinearForecaster(weight, self.norm, label="filter bank", macs=bank.macs())
+        return LinearForecaster(weight, self.norm, label="filter bank", macs=bank.macs()), bank
+
+    def _publish(self) -> None:
+        super()._publish()
+        banks = {g: bank for g, (_, bank) in self._solved.items()}
+        self.bank_, first = self._each(banks), next(iter(banks.values()))
+        self.kernel_size_, self.macs_, self.rank_bound_ = first.kernel_size, first.macs(), first.rank_bound
 
 
 class _Network:
@@ -462,7 +257,7 @@ class _Network:
             return self.model.eval()(torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))).double().numpy()
 
 
-class DeepFilterBankForecaster(_Forecaster):
+class DeepFilterBankForecaster(Forecaster):
     """The deep stack, started at the closed-form bank and trained with early stopping on the newest fifth.
 
     Args:
@@ -470,6 +265,7 @@ class DeepFilterBankForecaster(_Forecaster):
         depth: blocks; hidden: width of the GELU path; n_filters, rank: of the banks.
         alpha: penalty of the closed-form start.
         epochs, lr, seed: of training.
+        checkpoint: file that training writes after every pass and a killed fit goes on from, bit for bit.
 
     Attributes:
         model_: the trained :class:`neurips26.filterbank_tsf.nn.DeepFilterBank`.
@@ -493,6 +289,7 @@ class DeepFilterBankForecaster(_Forecaster):
         lr: float = 1e-3,
         seed: int = 0,
         missing: str = "error",
+        checkpoint: str | os.PathLike[str] | None = None,
     ):
         self.lookback = lookback
         self.horizon = horizon
@@ -506,19 +303,33 @@ class DeepFilterBankForecaster(_Forecaster):
         self.lr = lr
         self.seed = seed
         self.missing = missing
+        self.checkpoint = checkpoint
 
-    def _solve(self, stats: WindowStats, rows: list[np.ndarray]) -> Any:
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        for name in ("depth", "n_filters", "hidden", "rank", "epochs"):
+            check_count(getattr(self, name), name)
+        check_alpha(self.alpha, "")
+
+    def _continues(self) -> bool:
+        return False
+
+    def _start(self, panel: Panel) -> None:
+        self._rank = clip_rank(self.rank, self.lookback, self.horizon)
+
+    def _solve(self, stats: WindowStats, rows: list[np.ndarray], setting: dict[str, Any]) -> tuple[Any, Any]:
         period = int(np.clip(dominant_period(np.nan_to_num(rows[0])[:, None], self.lookback), 4, self.lookback))
-        bank = fit_bank(stats, self.n_filters, period, rank=self.rank, alpha=self.alpha)
+        bank = fit_bank(stats, self.n_filters, min(period, self.lookback), rank=self._rank, alpha=self.alpha)
         model = DeepFilterBank(
             self.lookback, self.horizon, bank, self.depth, hidden=self.hidden, period=period, seed=self.seed
         )
-        self.history_ = _adam(model, rows, self.lookback, self.horizon, self.epochs, self.seed, self.lr)
-        self.model_ = model
-        return _Network(model)
+        history = _adam(
+            model, rows, self.lookback, self.horizon, self.epochs, self.seed, self.lr, checkpoint=self.checkpoint
+        )
+        return _Network(model), (model, history)
 
     def _publish(self) -> None:
-        """No single matrix."""
+        self.model_, self.history_ = self._solved["all"][1]
 
 
 def _adam(
@@ -529,6 +340,7 @@ def _adam(
     epochs: int,
     seed: int,
     lr: float = 1e-3,
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> list[float]:
     """Train on all but the newest fifth of the (complete) rows, stopping early on that fifth."""
     shortest = min(len(r) for r in rows)
@@ -543,7 +355,7 @@ def _adam(
     windows, val = Windows(series[:cut], lookback, horizon), Windows(series[cut - lookback :], lookback, horizon)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return train(model, windows, val, TrainConfig(lr=lr, epochs=epochs, seed=seed)).val
+        return train(model, windows, val, TrainConfig(lr=lr, epochs=epochs, seed=seed), checkpoint).val
 
 
 class AutoFilterBank(FilterBankForecaster):
@@ -557,25 +369,18 @@ class AutoFilterBank(FilterBankForecaster):
     """
 
     def __init__(self, lookback: int = 336, horizon: int = 96, norm: str = "mean", missing: str = "error"):
-        super().__init__(lookback, horizon, norm=norm, missing=missing)
+        super().__init__(lookback, horizon, rank=None, norm=norm, missing=missing)
 
     @classmethod
     def _get_param_names(cls) -> list[str]:
         return ["horizon", "lookback", "missing", "norm"]
 
-    def _choose(self, stats: WindowStats, val: WindowStats, rows: list[np.ndarray]) -> None:
-        half = self.kernel_size_
-        sizes = sorted({min(half, self.lookback), min(2 * half, self.lookback)})
-        path = RidgePath(stats)
-        best = None
-        for filters in (4, 8):
-            for size in sizes:
-                for rank in (8, 12):
-                    for alpha in ALPHA_GRID[::2]:
-                        bank = fit_bank(stats, min(filters, size), size, rank=rank, alpha=alpha, path=path)
-                        loss = val.mse(bank.double_map().numpy())
-                        if best is None or loss < best[0]:
-                            best = (loss, min(filters, size), size, rank, alpha)
-        assert best is not None
-        _, self.n_filters, self.kernel_size_, self.rank, self.alpha_ = best
-        self.setting_ = dict(n_filters=best[1], kernel_size=best[2], rank=best[3], alpha=best[4])
+    def _candidates(self) -> list[dict[str, Any]]:
+        sizes = sorted({min(self._size, self.lookback), min(2 * self._size, self.lookback)})
+        ranks = sorted({min(r, self.lookback, self.horizon) for r in (8, 12)})
+        grid = itertools.product((4, 8), sizes, ranks, ALPHA_GRID[::2])
+        return [{"n_filters": min(k, p), "kernel_size": p, "rank": r, "alpha": a} for k, p, r, a in grid]
+
+    def _publish(self) -> None:
+        super()._publish()
+        self.setting_ = self._settings["all"]

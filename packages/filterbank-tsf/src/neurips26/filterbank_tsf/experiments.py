@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from neurips26.shared.context import Context
 from neurips26.shared.seeding import rng as stream
 
 from .alignment import alignment_curve, cka, phase_randomised, time_shuffled
@@ -87,6 +88,18 @@ def dataset(name: str) -> LTSFData:
     if name not in _loaded:
         _loaded[name] = load_ltsf(name)
     return _loaded[name]
+
+
+def main_sets(ctx: Context) -> list[str]:
+    """What stands for the benchmark on this machine: the ETT pair, ETTh1 in the quick tier, else a shipped series."""
+    if ctx.data("ETTh1.csv") is None:
+        return ["co2"]
+    return ["ETTh1"] if ctx.tier == "quick" or ctx.data("ETTh2.csv") is None else ["ETTh1", "ETTh2"]
+
+
+def horizons(name: str) -> tuple[int, ...]:
+    """The horizons reported on a data set."""
+    return dataset(name).spec.horizons
 
 
 def tuned() -> dict[str, dict[str, Any]]:
@@ -250,6 +263,15 @@ def rank_law_cell(index: int, seed: int) -> dict[str, int]:
 # -- trained models ---------------------------------------------------------------------------------------------------
 
 
+def peer_config(peer: str, lr: float | None = None, epochs: int | None = None, seed: int = 0) -> TrainConfig:
+    """Training of a peer by its recipe; rate and passes default to those of its paper (RLinear's are DLinear's)."""
+    recipe = RECIPES.get(peer, RECIPES["dlinear"])
+    return TrainConfig(
+        recipe.rates[0] if lr is None else lr, recipe.published if epochs is None else epochs, recipe.patience,
+        recipe.batch, clip=math.inf, seed=seed, schedule=recipe.schedule,
+    )  # fmt: skip
+
+
 def peer_cell(
     name: str,
     horizon: int,
@@ -272,10 +294,7 @@ def peer_cell(
         model = make_peer(peer, lookback, horizon, data.values.shape[1], data.spec.period, stats, seed)
     windows = Windows(data.rows("train", lookback), lookback, horizon)
     val = Windows(data.rows("val", lookback), lookback, horizon, data.train_end - lookback)
-    config = TrainConfig(
-        lr, epochs or recipe.epochs, recipe.patience, recipe.batch, clip=math.inf, seed=seed, schedule=recipe.schedule
-    )
-    history = train(model, windows, val, config)
+    history = train(model, windows, val, peer_config(peer, lr, epochs or recipe.epochs, seed))
     out: dict[str, Any] = {
         "val": history.best, "passes": len(history.train), "seconds": time.process_time() - started,
     }  # fmt: skip

@@ -7,7 +7,7 @@ polars (each id a series of its own, lengths may differ).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +28,22 @@ class Panel:
         series: arrays ``(T_i, C_i)``; one for all forms but the long ones, which have one per id.
         names: channel names over all series, in order.
         index: the time index of each series, or ``None``.
+        named: whether the names say which channel is which (columns of a frame, ids); those of arrays are positions.
     """
 
     kind: str
     series: list[np.ndarray]
     names: list[Any]
     index: list[pd.Index | None]
+    named: bool = True
+
+    def parts(self, name: str) -> Iterator[tuple[str, np.ndarray, list[Any]]]:
+        """Every series with what an error calls it and its columns; ``name`` is the argument that the panel came from."""
+        for i, values in enumerate(self.series):
+            if self.kind in ("long", "polars"):
+                yield f"{name}: series {self.names[i]!r}", values, ["y"]
+            else:
+                yield name, values, self.names
 
     def rebuild(self, forecasts: Sequence[np.ndarray], horizon: int) -> Any:
         """Forecasts ``(H, C_i)`` per series in the form of the input."""
@@ -66,15 +76,17 @@ def parse(y: object, name: str = "y") -> Panel:
     if polars_frame:
         frame = pd.DataFrame({c: y[c].to_list() for c in y.columns})  # type: ignore[index, attr-defined]
         return _long(frame, name, "polars")
-    if isinstance(y, pd.Series):
-        y = y.to_frame(name=y.name if y.name is not None else "y")
+    if isinstance(y, pd.Series):  # one channel, whatever it is called
+        panel = _wide(y.to_frame(name=y.name if y.name is not None else "y"), name)
+        panel.named = False
+        return panel
     if isinstance(y, pd.DataFrame):
         if "unique_id" in y.columns or "ds" in y.columns:
             return _long(y, name, "long")
         return _wide(y, name)
     values = as_series(y, name)
     kind = "vector" if np.ndim(y) == 1 else "array"  # type: ignore[arg-type]
-    return Panel(kind, [values], list(range(values.shape[1])), [None])
+    return Panel(kind, [values], list(range(values.shape[1])), [None], named=False)
 
 
 def _wide(frame: pd.DataFrame, name: str) -> Panel:
@@ -82,6 +94,8 @@ def _wide(frame: pd.DataFrame, name: str) -> Panel:
         raise ValueError(
             f"{name}: a wide frame needs a DatetimeIndex (or the default RangeIndex), got {type(frame.index).__name__}"
         )
+    if frame.columns.has_duplicates:
+        raise ValueError(f"{name}: duplicate column {frame.columns[frame.columns.duplicated()][0]!r}")
     if isinstance(frame.index, pd.DatetimeIndex):
         _check_times(frame.index, name)
     text = [c for c in frame.columns if frame[c].dtype.kind not in "biuf" and not _numeric(frame[c])]
@@ -102,6 +116,8 @@ def _long(frame: pd.DataFrame, name: str, kind: str) -> Panel:
     missing = [c for c in LONG if c not in frame.columns]
     if missing:
         raise ValueError(f"{name}: a long frame needs the columns {', '.join(LONG)}; {', '.join(missing)} is missing")
+    if frame["unique_id"].isna().any():
+        raise ValueError(f"{name}: unique_id is missing at row {int(frame['unique_id'].isna().to_numpy().argmax())}")
     series, names, index = [], [], []
     for unique_id, part in frame.groupby("unique_id", sort=False):
         times = pd.Index(part["ds"])
@@ -117,6 +133,8 @@ def _long(frame: pd.DataFrame, name: str, kind: str) -> Panel:
 
 
 def _check_times(times: pd.Index, name: str) -> None:
+    if times.hasnans:
+        raise ValueError(f"{name}: the time stamp is missing at row {int(times.isna().argmax())}")
     if times.has_duplicates:
         raise ValueError(f"{name}: duplicate time stamp {times[times.duplicated()][0]}")
     if not times.is_monotonic_increasing:

@@ -126,7 +126,7 @@ class SparseTSF(nn.Module):
         """The convolution, period by period as one small product (ten times faster here than ``conv1d`` of one channel)."""
         half, taps = self.period // 2, self.conv.weight.view(-1)
         width = self.period + 2 * half
-        lag = torch.arange(width)[:, None] - torch.arange(self.period)
+        lag = torch.arange(width, device=x.device)[:, None] - torch.arange(self.period, device=x.device)
         inside = (lag >= 0) & (lag < len(taps))
         band = torch.where(inside, taps[lag.clamp(0, len(taps) - 1)], taps.new_zeros(()))
         return F.pad(x, (half, half)).unfold(-1, width, self.period) @ band
@@ -150,7 +150,8 @@ class CycleNet(nn.Module):
 
     def forward(self, x: torch.Tensor, phase: torch.Tensor) -> torch.Tensor:
         """Forecasts ``(B, C, H)``."""
-        steps = (phase[:, None] + torch.arange(self.lookback + self.horizon)) % self.cycle
+        ahead = torch.arange(self.lookback + self.horizon, device=x.device)
+        steps = (phase[:, None] + ahead) % self.cycle
         cycle = self.queue[:, steps].transpose(0, 1)
         mean = x.mean(-1, keepdim=True)
         deviation = (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+import os
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,7 +122,7 @@ def split(name: str, values: object, columns: tuple[str, ...], spec: DataSpec, k
     """Split and scale the rows of a benchmark."""
     raw = as_series(values, "values")
     if not np.isfinite(raw).all():
-        raise_missing(raw, name, list(columns))
+        raise_missing(raw, name, columns, "fill it")
     if spec.borders is not None:
         train_end, val_end, test_end = spec.borders
         if len(raw) < test_end:
@@ -128,19 +130,20 @@ def split(name: str, values: object, columns: tuple[str, ...], spec: DataSpec, k
     else:
         train_end, test_rows = int(len(raw) * 0.7), int(len(raw) * 0.2)
         val_end, test_end = len(raw) - test_rows, len(raw)
-    mean, std = scaler(raw[:train_end])
+    mean, std = scaler(raw[:train_end], columns)
     return LTSFData(name, (raw - mean) / std, columns, train_end, val_end, test_end, mean, std, spec, kind)
 
 
-def scaler(train: Float[np.ndarray, "t c"]) -> tuple[Float[np.ndarray, " c"], Float[np.ndarray, " c"]]:
-    """Mean and population deviation per channel; a constant channel gets deviation 1 with a warning."""
-    import warnings
-
+def scaler(
+    train: Float[np.ndarray, "t c"], columns: Sequence[object] | None = None
+) -> tuple[Float[np.ndarray, " c"], Float[np.ndarray, " c"]]:
+    """Mean and population deviation per channel; a constant channel gets deviation 1 with a warning that names it."""
     mean, std = train.mean(0), train.std(0)
     constant = std <= 1e-12 * np.maximum(np.abs(mean), 1.0)
     if constant.any():
+        names = range(len(std)) if columns is None else columns
         warnings.warn(
-            f"constant in the training rows, scaled by 1: channel {np.flatnonzero(constant).tolist()}",
+            f"constant in the training rows, scaled by 1: channel {[names[i] for i in np.flatnonzero(constant)]}",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -149,6 +152,9 @@ def scaler(train: Float[np.ndarray, "t c"]) -> tuple[Float[np.ndarray, " c"], Fl
 
 def load_ltsf(name: str, data_dir: str | Path | None = None) -> LTSFData:
     """A benchmark by name, from ``data_dir`` (flat, or the usual ``dataset/`` layout) or from the declared data.
+
+    Files that are not declared (their checksum is not known here) are also looked for in this paper's folder below
+    ``$NEURIPS26_DATA``, in either layout.
 
     Raises:
         ValueError: unknown name, wrong header, missing values (named by column and row).
@@ -159,21 +165,19 @@ def load_ltsf(name: str, data_dir: str | Path | None = None) -> LTSFData:
     spec = SPECS[name]
     if name == "co2":
         return _co2(spec)
-    if data_dir is not None:
-        tried = [Path(data_dir) / spec.file, Path(data_dir) / spec.folder / spec.file]
+    if data_dir is None and spec.file in {d.name for d in _declared()}:
+        path = shared_data.require(SLUG, spec.file)
+    else:
+        home = os.environ.get("NEURIPS26_DATA")
+        folder = Path(data_dir) if data_dir is not None else Path(home, SLUG) if home else None
+        tried = [] if folder is None else [folder / spec.file, folder / spec.folder / spec.file]
         path = next((p for p in tried if p.is_file()), None)
         if path is None:
+            where = f"not in {folder} (looked at {', '.join(map(str, tried))})" if tried else "no folder to look in"
             raise shared_data.DataMissing(
-                f"{spec.file}: not in {data_dir} (looked at {', '.join(map(str, tried))}); it is part of the "
-                "thuml/Time-Series-Library data set collection"
+                f"{spec.file}: {where}; pass data_dir, the folder that holds it (the usual dataset/ layout works); it is "
+                "part of the thuml/Time-Series-Library data set collection"
             )
-    else:
-        declared = {d.name for d in _declared()}
-        if spec.file not in declared:
-            raise shared_data.DataMissing(
-                f"{spec.file}: pass data_dir, the folder that holds it (the usual dataset/ layout works)"
-            )
-        path = shared_data.require(SLUG, spec.file)
     frame = pd.read_csv(path)
     if frame.shape[1] < 2 or frame.columns[0] != "date":
         raise ValueError(f"{path}: the first column must be 'date' and channels must follow, got {list(frame.columns)}")

@@ -2,15 +2,18 @@
 
 Two selectors stand side by side: the smallest error on the validation rows, and cross-validation over contiguous
 blocks of the training rows with the one-standard-error rule. A validation period that is unlike the future (ETTh1's is)
-misleads the first one; averaging over what neither can tell apart is the third way. Which rule the benchmark uses is
-itself decided on training and validation rows (:func:`rehearse`, :func:`decide`) and kept in ``tuned.json``.
+misleads the first one; averaging over what neither can tell apart is the third way, with the penalties of its members from
+either. Which rule the benchmark uses is itself decided on training and validation rows (:func:`rehearse`, :func:`decide`)
+and kept in ``tuned.json``.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,25 +35,37 @@ REHEARSAL_ALPHAS: tuple[float, ...] = ALPHA_GRID[::2]
 
 @dataclass(frozen=True)
 class Rule:
-    """How one forecaster comes out of the grid; the penalty of each member is always the best on validation.
+    """How one forecaster comes out of the grid.
 
     Attributes:
         name: of the rule.
-        all_lookbacks: average over the look-backs, or take the best on validation.
-        rank_from: average over all ranks from this one on, or (``None``) take the best on validation.
+        all_lookbacks: average over the look-backs, or take the best one.
+        rank_from: average over all ranks from this one on, or (``None``) take one: the best on validation, or by blocks
+            the smallest within one standard error of the best.
+        by_blocks: judge look-backs, ranks and penalties by cross-validation over blocks of the training and validation
+            rows, instead of by the validation rows.
     """
 
     name: str
     all_lookbacks: bool
     rank_from: int | None
+    by_blocks: bool = False
 
 
-# In the order of their number of members: the one-standard-error rule takes the first that is good enough.
-RULES: tuple[Rule, ...] = (
-    Rule("smallest validation error", False, None),
-    Rule("average over look-backs", True, None),
-    *(Rule(f"average over look-backs and ranks from {r} on", True, r) for r in (48, 24, 16, 12, 8, 4, 1)),
-)
+def _menu() -> Iterator[Rule]:
+    shapes = [("smallest validation error", "blocked CV + 1 SE", False, None),
+              ("average over look-backs", "average over look-backs, blocked CV + 1 SE", True, None)]  # fmt: skip
+    for rank in (48, 24, 16, 12, 8, 4, 1):
+        name = f"average over look-backs and ranks from {rank} on"
+        shapes.append((name, f"{name}, penalties by blocked CV", True, rank))
+    for by_validation, by_blocks, all_lookbacks, rank_from in shapes:
+        yield Rule(by_validation, all_lookbacks, rank_from)
+        yield Rule(by_blocks, all_lookbacks, rank_from, True)
+
+
+# In the order of their number of members, blocks (which cost more fits) after validation: the one-standard-error rule
+# takes the first that is good enough.
+RULES: tuple[Rule, ...] = tuple(_menu())
 
 
 def chosen_rule() -> Rule:
@@ -67,6 +82,7 @@ class Candidates:
         lookback, norm: of the forecasters.
         ranks, alphas: the grid.
         val: ``(alphas, ranks)`` validation MSE; ``val_full`` ``(alphas,)`` that of full-rank ridge.
+        folds: ``(folds, alphas, ranks)`` MSE of fits on the other blocks, where :func:`with_folds` has added them.
     """
 
     lookback: int
@@ -77,6 +93,24 @@ class Candidates:
     val_full: Float[np.ndarray, " a"]
     path: RidgePath
     _factors: list[tuple[np.ndarray, np.ndarray]]
+    folds: Float[np.ndarray, "f a r"] | None = None
+
+    def losses(self, by_blocks: bool) -> Float[np.ndarray, "a r"]:
+        """What a rule judges penalties and ranks by."""
+        if not by_blocks:
+            return self.val
+        if self.folds is None:
+            raise ValueError("grids: this rule needs losses on blocks, see with_folds")
+        return self.folds.mean(0)
+
+    def one_rank(self, by_blocks: bool) -> int:
+        """The place of the best rank on validation, or of the smallest within one standard error over blocks."""
+        losses = self.losses(by_blocks)
+        if not by_blocks:
+            return int(losses.min(0).argmin())
+        assert self.folds is not None
+        rows = losses.argmin(0)
+        return one_standard_error(self.folds[:, rows, np.arange(len(self.ranks))], range(len(self.ranks)))
 
     def low_rank(self, row: int, rank: int, label: str = "") -> LinearForecaster:
         """The reduced-rank forecaster of a penalty (by its place in the grid) and a rank."""
@@ -157,15 +191,15 @@ def apply_rule(grids: Sequence[Candidates], rule: Rule | None = None) -> Choice:
     """The forecaster that a rule (default: the chosen one) makes of the grids of all look-backs."""
     rule = chosen_rule() if rule is None else rule
     if not rule.all_lookbacks:
-        grids = [min(grids, key=lambda g: float(g.val.min()))]
+        grids = [min(grids, key=lambda g: float(g.losses(rule.by_blocks).min()))]
     members, used = [], []
     for grid in grids:
-        columns = [j for j, r in enumerate(grid.ranks) if rule.rank_from is not None and r >= rule.rank_from]
+        losses = grid.losses(rule.by_blocks)
         if rule.rank_from is None:
-            columns = [int(grid.val.min(0).argmin())]
-        elif not columns:
-            columns = [len(grid.ranks) - 1]
-        used += [(grid, int(grid.val[:, j].argmin()), grid.ranks[j]) for j in columns]
+            columns = [grid.one_rank(rule.by_blocks)]
+        else:
+            columns = [j for j, r in enumerate(grid.ranks) if r >= rule.rank_from] or [len(grid.ranks) - 1]
+        used += [(grid, int(losses[:, j].argmin()), grid.ranks[j]) for j in columns]
         members.append(average([grid.low_rank(i, r) for g, i, r in used if g is grid]))  # one map of its own L
     if len(used) == 1:
         grid, row, rank = used[0]
@@ -186,38 +220,70 @@ def apply_rule(grids: Sequence[Candidates], rule: Rule | None = None) -> Choice:
     return Choice(forecaster, setting, float("nan"))
 
 
+def chosen_forecaster(data: LTSFData, horizon: int, grids: Sequence[Candidates]) -> Choice:
+    """What the rule that the rehearsal has decided on makes of the grids."""
+    return apply_rule(with_folds(grids, data, horizon) if chosen_rule().by_blocks else grids)
+
+
+def _blocks(data: LTSFData, horizon: int, longest: int) -> list[WindowStats]:
+    """Statistics of contiguous blocks of the rows before the test part; a window belongs to the block of its target."""
+    rows = data.values[: data.val_end]
+    edges = np.linspace(0, len(rows), REHEARSAL_BLOCKS + 1).astype(int).tolist()
+    return [
+        WindowStats.from_series(rows[max(0, a - longest) : b], longest, horizon) for a, b in itertools.pairwise(edges)
+    ]
+
+
+def _without(blocks: Sequence[WindowStats], left_out: Sequence[int]) -> WindowStats:
+    """All blocks but some, as one."""
+    return functools.reduce(WindowStats.merge, [b for i, b in enumerate(blocks) if i not in left_out])
+
+
+def with_folds(grids: Sequence[Candidates], data: LTSFData, horizon: int) -> list[Candidates]:
+    """The grids with their losses on each of ``REHEARSAL_BLOCKS`` blocks of the training and validation rows, fitted on
+    the other blocks. Every look-back sees the same windows; no target is on two sides.
+    """
+    blocks = _blocks(data, horizon, max(g.lookback for g in grids))
+    out = []
+    for grid in grids:
+        folds = []
+        for k, block in enumerate(blocks):
+            rest = _without(blocks, [k]).shorter(grid.lookback).normalised(grid.norm)
+            held = block.shorter(grid.lookback).normalised(grid.norm)
+            folds.append(fit_grid(rest, [held], grid.ranks, grid.alphas)[0].val)
+        out.append(replace(grid, folds=np.array(folds)))
+    return out
+
+
 def rehearse(data: LTSFData, horizon: int, lookbacks: Sequence[int], norm: str = "mean") -> list[dict[str, object]]:
     """Every rule on training and validation rows alone, the way the benchmark will use it.
 
     The rows before the test part are cut into ``REHEARSAL_BLOCKS`` contiguous blocks. Each ordered pair of blocks plays
-    validation and test once, the others are fitted on. A window belongs to the block that holds its whole target, so no
+    validation and test once, the others are fitted on; rules that judge by blocks see those of all blocks but the test
+    one, each scored by the fit on the other two. A window belongs to the block that holds its whole target, so no
     target is on two sides; every look-back sees the same windows.
 
     Returns:
         per pair: ``{"val": block, "test": block, "loss": {rule: MSE}}``.
     """
-    longest, rows = max(lookbacks), data.values[: data.val_end]
-    edges = np.linspace(0, len(rows), REHEARSAL_BLOCKS + 1).astype(int).tolist()
-    blocks = [
-        WindowStats.from_series(rows[max(0, a - longest) : b], longest, horizon) for a, b in itertools.pairwise(edges)
-    ]
-    out: list[dict[str, object]] = []
+    blocks = _blocks(data, horizon, max(lookbacks))
+    fits: dict[tuple[int, int], list[Candidates]] = {}  # (judged on, left out beside it): a grid a look-back
     for pair in itertools.combinations(range(REHEARSAL_BLOCKS), 2):
-        rest = [b for i, b in enumerate(blocks) if i not in pair]
-        fitted_on = rest[0]
-        for block in rest[1:]:
-            fitted_on = fitted_on.merge(block)
+        rest = _without(blocks, pair)
+        for n in lookbacks:
+            held = [blocks[i].shorter(n).normalised(norm) for i in pair]
+            both = fit_grid(rest.shorter(n).normalised(norm), held, alphas=REHEARSAL_ALPHAS)
+            for sides, grid in zip((pair, pair[::-1]), both):
+                fits.setdefault(sides, []).append(grid)
+    out: list[dict[str, object]] = []
+    for val, test in fits:
+        seen = [b for b in range(REHEARSAL_BLOCKS) if b != test]
         grids = [
-            fit_grid(
-                fitted_on.shorter(n).normalised(norm), [blocks[i].shorter(n).normalised(norm) for i in pair],
-                alphas=REHEARSAL_ALPHAS,
-            )
-            for n in lookbacks
-        ]  # fmt: skip
-        for side, (val, test) in enumerate((pair, pair[::-1])):
-            chosen = [apply_rule([g[side] for g in grids], rule).forecaster for rule in RULES]
-            losses = {r.name: f.mse(blocks[test]) for r, f in zip(RULES, chosen)}
-            out.append({"val": val, "test": test, "loss": losses})
+            replace(grid, folds=np.array([fits[b, test][i].val for b in seen]))
+            for i, grid in enumerate(fits[val, test])
+        ]
+        losses = {rule.name: apply_rule(grids, rule).forecaster.mse(blocks[test]) for rule in RULES}
+        out.append({"val": val, "test": test, "loss": losses})
     return out
 
 
@@ -251,6 +317,7 @@ def blocked_cv(
     ranks: Sequence[int] = RANK_GRID,
     alphas: Sequence[float] = ALPHA_GRID,
     folds: int = FOLDS,
+    name: str = "z",
 ) -> Float[np.ndarray, "f a r"]:
     """Losses on contiguous blocks of windows of the training rows; the last column is full-rank ridge.
 
@@ -258,11 +325,13 @@ def blocked_cv(
     both sides.
     """
     count = len(z) - lookback - horizon + 1
-    if count < 2 * folds:
-        raise ValueError(f"z has {count} windows, too few for {folds} folds")
+    if count - math.ceil(count / folds) - 2 * horizon < folds:  # what is left to fit on
+        raise ValueError(
+            f"{name} has {max(count, 0)} windows, too few for {folds} blocks with H = {horizon} between them"
+        )
     kept = tuple(r for r in ranks if r <= min(lookback, horizon))
     edges = np.linspace(0, count, folds + 1).astype(int).tolist()
-    whole = WindowStats.from_series(z, lookback, horizon)
+    whole = WindowStats.from_series(z, lookback, horizon, name=name)
     table = np.empty((folds, len(alphas), len(kept) + 1))
 
     def between(a: int, b: int) -> WindowStats:

@@ -15,10 +15,10 @@ import hashlib
 import io
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import numpy as np
 from jaxtyping import Float
@@ -86,6 +86,7 @@ class WindowStats:
         missing: Literal["error", "mask"] = "error",
         loss_space: Literal["original", "normalised"] = "original",
         method: Literal["auto", "displacement", "blocked"] = "auto",
+        name: str = "z",
     ) -> WindowStats:
         """Statistics of every window of ``z`` (``(T,)`` or ``(T, C)``; each channel is a sample of its own).
 
@@ -98,24 +99,25 @@ class WindowStats:
             loss_space: ``"normalised"`` weights each window by ``1 / (var(x) + 1e-5)``, which is the loss RevIN
                 minimises when it is taken before de-normalisation; the result then has norm ``"mean"``.
             method: ``"displacement"`` (stride 1, no gaps), ``"blocked"`` accumulation, or whichever fits.
+            name: what errors call the series.
 
         Raises:
             ValueError: too few rows, NaN (named by column and row), an unknown option.
         """
-        values = as_series(z, "z")
+        values = as_series(z, name)
         length, horizon = _positive(lookback, "lookback"), _positive(horizon, "horizon")
         _positive(stride, "stride")
-        for name, value, known in (
+        for option, value, known in (
             ("missing", missing, ("error", "mask")),
             ("loss_space", loss_space, ("original", "normalised")),
             ("method", method, ("auto", "displacement", "blocked")),
         ):
             if value not in known:
-                raise ValueError(f"{name} must be one of {known}, got {value!r}")
-        check_long_enough(values, length, horizon, "z")
+                raise ValueError(f"{option} must be one of {known}, got {value!r}")
+        check_long_enough(values, length, horizon, name)
         holes = not np.isfinite(values).all()
         if holes and missing == "error":
-            raise_missing(values, "z")
+            raise_missing(values, name)
         plain = stride == 1 and not holes and loss_space == "original"
         if method == "displacement" and not plain:
             raise ValueError("method='displacement' needs stride 1, no missing values and loss_space='original'")
@@ -123,7 +125,7 @@ class WindowStats:
             moment, total = _displacement(values, length + horizon)
             count = float((len(values) - length - horizon + 1) * values.shape[1])
             return cls(moment, total, count, length, horizon)
-        return _blocked(values, length, horizon, stride, loss_space == "normalised")
+        return _blocked(values, length, horizon, stride, loss_space == "normalised", name)
 
     def merge(self, other: WindowStats) -> WindowStats:
         """Statistics of both sets of windows together; how a fit is distributed or continued."""
@@ -278,7 +280,7 @@ def window_blocks(
             yield windows[start : start + rows]
 
 
-def _blocked(z: np.ndarray, lookback: int, horizon: int, stride: int, weighted: bool) -> WindowStats:
+def _blocked(z: np.ndarray, lookback: int, horizon: int, stride: int, weighted: bool, name: str) -> WindowStats:
     width = lookback + horizon
     moment, total, count = np.zeros((width, width)), np.zeros(width), 0.0
     for block in window_blocks(z, width, stride):
@@ -294,7 +296,7 @@ def _blocked(z: np.ndarray, lookback: int, horizon: int, stride: int, weighted: 
             count += len(block)
         moment += block.T @ block
     if count == 0:
-        raise ValueError(f"z: no window of L + H = {width} values is free of missing values")
+        raise_no_window(name, width)
     return WindowStats(moment, total, count, lookback, horizon, "mean" if weighted else "none")
 
 
@@ -319,14 +321,22 @@ def as_series(z: object, name: str) -> Float[np.ndarray, "t c"]:
     return values
 
 
-def raise_missing(values: np.ndarray, name: str, columns: list[str] | None = None) -> None:
-    """Raise the error that names the first missing value by column and row."""
+def raise_missing(
+    values: np.ndarray,
+    name: str,
+    columns: Sequence[object] | None = None,
+    advice: str = "fill it, or pass missing='mask' to leave out the windows that touch it",
+    first_row: int = 0,
+) -> NoReturn:
+    """Raise the error that names the first missing value by column and row (``first_row`` is the number of the first)."""
     row, column = np.argwhere(~np.isfinite(values))[0]
     label = columns[column] if columns else int(column)
-    raise ValueError(
-        f"{name}: column {label!r} holds {values[row, column]} at row {row}; fill it, or pass missing='mask' to leave "
-        "out the windows that touch it"
-    )
+    raise ValueError(f"{name}: column {label!r} holds {values[row, column]} at row {first_row + row}; {advice}")
+
+
+def raise_no_window(name: str, width: int) -> NoReturn:
+    """Raise the error for a series in which every window touches a missing value."""
+    raise ValueError(f"{name}: no window of L + H = {width} values is free of missing values")
 
 
 def check_long_enough(values: np.ndarray, lookback: int, horizon: int, name: str) -> None:

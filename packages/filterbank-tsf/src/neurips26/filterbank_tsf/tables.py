@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from .bank import fit_bank
 from .linear import LinearForecaster, least_squares_affine, repeat_last, seasonal_naive
 from .nn import FilterBank
 from .protocol import LTSFData, evaluate
 from .regression import RidgePath, ridge
-from .selection import Candidates, apply_rule, blocked_cv, candidates, choose_by_blocks, choose_on_validation
+from .selection import Candidates, blocked_cv, candidates, choose_by_blocks, choose_on_validation, chosen_forecaster
 
 # (K, P as a share of the period, r) of the strided banks tried on validation.
 STRIDED_GRID: tuple[tuple[int, float, int], ...] = ((4, 0.5, 8), (4, 0.5, 12), (8, 1.0, 8), (8, 1.0, 12))
@@ -107,7 +105,7 @@ def _row(
     row: str, data: LTSFData, horizon: int, lookbacks: Sequence[int], grids: list[Candidates]
 ) -> tuple[LinearForecaster, dict[str, Any]]:
     if row == "chosen":
-        choice = apply_rule(grids)
+        choice = chosen_forecaster(data, horizon, grids)
         return choice.forecaster, choice.setting
     if row in ("rrr-val", "ridge"):
         choice = choose_on_validation(grids, full=row == "ridge")
@@ -147,8 +145,3 @@ def _row(
         options.append((forecaster.mse(val), length, forecaster))
     _, length, forecaster = min(options, key=lambda o: o[0])
     return forecaster, {"lookback": length}
-
-
-def gap(value: float, reference: float) -> float:
-    """Relative difference in percent."""
-    return 100.0 * (value / reference - 1.0) if reference else float(np.nan)

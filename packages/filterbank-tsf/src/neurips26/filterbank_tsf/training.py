@@ -7,6 +7,7 @@ epoch, so a run that was killed continues bit for bit.
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 import os
 import tempfile
@@ -76,7 +77,7 @@ class Windows:
         series = torch.from_numpy(np.ascontiguousarray(rows.T, dtype=np.float32))
         if series.shape[1] < lookback + horizon:
             raise ValueError(f"rows: {series.shape[1]} are too few for lookback + horizon = {lookback + horizon}")
-        self.view = series.unfold(1, lookback + horizon, stride)
+        self.rows, self.view = series, series.unfold(1, lookback + horizon, stride)
         self.lookback, self.first_row, self.stride = lookback, first_row, stride
 
     def __len__(self) -> int:
@@ -86,6 +87,11 @@ class Windows:
         """Look-backs ``(B, C, L)``, horizons ``(B, C, H)`` and the row number of each look-back's first value."""
         block = self.view[:, index].transpose(0, 1)
         return block[..., : self.lookback], block[..., self.lookback :], index * self.stride + self.first_row
+
+    def digest(self) -> str:
+        """Checksum of the rows and of how they are cut."""
+        cut = f"{tuple(self.view.shape)} {self.first_row} {self.stride}"
+        return hashlib.sha256(cut.encode() + self.rows.numpy().tobytes()).hexdigest()
 
 
 def forecast(model: nn.Module, x: torch.Tensor, phase: torch.Tensor) -> torch.Tensor:
@@ -97,10 +103,11 @@ def forecast(model: nn.Module, x: torch.Tensor, phase: torch.Tensor) -> torch.Te
 def score(model: nn.Module, windows: Windows, batch: int = 512) -> tuple[float, float]:
     """MSE and MAE over all windows: sums over batches, never averages of batch averages."""
     model.eval()
+    device = next(model.parameters()).device
     squared = absolute = 0.0
     count = 0
     for index in torch.arange(len(windows)).split(batch):
-        x, y, phase = windows.batch(index)
+        x, y, phase = (part.to(device) for part in windows.batch(index))
         error = forecast(model, x, phase) - y
         squared += float(error.square().sum(dtype=torch.float64))
         absolute += float(error.abs().sum(dtype=torch.float64))
@@ -111,7 +118,8 @@ def score(model: nn.Module, windows: Windows, batch: int = 512) -> tuple[float, 
 def train(
     model: nn.Module, windows: Windows, val: Windows, config: TrainConfig, checkpoint: str | Path | None = None
 ) -> TrainResult:
-    """Train ``model`` in place; it ends with the weights that were best on validation (the initial ones included).
+    """Train ``model`` in place, on the device it is on; it ends with the weights that were best on validation (the
+    initial ones included).
 
     Args:
         model: maps ``(B, C, L)`` to ``(B, C, H)``; an optional ``loss(x, y, phase)`` replaces the mean squared error.
@@ -121,16 +129,19 @@ def train(
         checkpoint: file to write after every epoch and to continue from.
 
     Raises:
-        ValueError: the checkpoint belongs to another configuration.
+        ValueError: the checkpoint is damaged, or belongs to another configuration, model or other rows.
     """
+    made_with = {"config": asdict(config), "rows": [windows.digest(), val.digest()] if checkpoint is not None else []}
+    device = next(model.parameters()).device
     optimiser = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
     result, start = TrainResult(), 0
     best = None
     if checkpoint is not None and Path(checkpoint).exists():
-        saved = torch.load(checkpoint, weights_only=True)
-        if saved["config"] != asdict(config):
-            raise ValueError(f"checkpoint: {checkpoint} was made with {saved['config']}, not {asdict(config)}")
-        model.load_state_dict(saved["model"])
+        saved = _load(checkpoint, made_with)
+        try:
+            model.load_state_dict(saved["model"])
+        except RuntimeError as error:
+            raise ValueError(f"checkpoint: {checkpoint} is of another model ({str(error).splitlines()[0]})") from error
         optimiser.load_state_dict(saved["optimiser"])
         result, start, best = TrainResult(saved["val"], saved["train"]), saved["epoch"], saved["best"]
     if best is None:
@@ -147,7 +158,7 @@ def train(
             for step, index in enumerate(torch.randperm(len(windows)).split(config.batch)):
                 for group in optimiser.param_groups:
                     group["lr"] = config.rate(epoch, step / steps)
-                x, y, phase = windows.batch(index)
+                x, y, phase = (part.to(device) for part in windows.batch(index))
                 if hasattr(model, "loss"):
                     loss = model.loss(x, y, phase)
                 else:
@@ -165,7 +176,7 @@ def train(
             _save(
                 checkpoint,
                 {
-                    "config": asdict(config),
+                    **made_with,
                     "model": model.state_dict(),
                     "optimiser": optimiser.state_dict(),
                     "best": best,
@@ -176,6 +187,19 @@ def train(
             )
     model.load_state_dict(best)
     return result
+
+
+def _load(path: str | Path, made_with: dict[str, Any]) -> dict[str, Any]:
+    try:
+        saved = torch.load(path, weights_only=True)
+        found = {key: saved[key] for key in made_with}
+    except Exception as error:  # a damaged file may raise anything
+        raise ValueError(f"checkpoint: {path} is not a checkpoint of this trainer, or is damaged ({error})") from error
+    if found["config"] != made_with["config"]:
+        raise ValueError(f"checkpoint: {path} was made with {found['config']}, not {made_with['config']}")
+    if found["rows"] != made_with["rows"]:
+        raise ValueError(f"checkpoint: {path} was made with other rows")
+    return saved
 
 
 def _save(path: str | Path, state: dict[str, Any]) -> None:
