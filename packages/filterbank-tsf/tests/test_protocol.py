@@ -9,7 +9,9 @@ import pytest
 from neurips26.filterbank_tsf.benchmark import SPECS, evaluate, load_ltsf, window_count
 from neurips26.filterbank_tsf.linear import LinearForecaster, average, repeat_last, seasonal_naive
 from neurips26.filterbank_tsf.protocol import DataSpec, block_errors, dominant_period, split
-from neurips26.filterbank_tsf.regression import RidgePath, reduced_rank
+from neurips26.filterbank_tsf.protocol import waves as waves_of_known_rank
+from neurips26.filterbank_tsf.rank import numerical_rank
+from neurips26.filterbank_tsf.regression import RidgePath, reduced_rank, ridge
 from neurips26.filterbank_tsf.selection import (
     REHEARSAL_ALPHAS,
     RULES,
@@ -126,6 +128,18 @@ def test_table_on_a_series_that_a_dependency_ships():
     assert table["ridge"]["windows"] == window_count(len(data.rows("test", 208)), 208, 13)
     with pytest.raises(ValueError, match="rows must be among"):
         closed_form_table(data, 13, ("patchtst",))
+
+
+def test_the_generated_series_has_the_rank_it_says():
+    data = load_ltsf("waves")
+    assert data.kind == "generated" and data.values.shape == (4000, 3)
+    clean = waves_of_known_rank(1000, noise=0.0)
+    with pytest.warns(RuntimeWarning, match="minimum-norm"):
+        weight = ridge(WindowStats.from_series(clean, 100, 30), 0.0)
+    assert numerical_rank(weight, 1e-6) == 6 and np.abs(clean[:100].T @ weight - clean[100:130].T).max() < 1e-3
+    grid = candidates(data, 168, 48)
+    by_rank = dict(zip(grid.ranks, grid.val.min(0)))
+    assert by_rank[4] > 1.3 * by_rank[6] and by_rank[6] < 1.01 * min(by_rank.values())
 
 
 def test_dominant_period():

@@ -133,7 +133,7 @@ class RankReport:
         train, val = (data.stats(p, self.lookback, self.horizon).normalised("mean") for p in ("train", "val"))
         curve = rank_curve(train, {"val": val})
         aligned, weight = alignment_curve(train), ridge(train, curve.best("val")[0])
-        values = spectrum(train)
+        values, joint = spectrum(train), spectrum(train, "joint")
         table = blocked_cv(data.rows("train", 0), self.lookback, self.horizon, name=str(self.data))[..., :-1]
         folds = table[:, table.mean(0).argmin(0), np.arange(len(curve.ranks))]
         return {
@@ -149,6 +149,7 @@ class RankReport:
             "stable rank of W": round(stable_rank(weight), 2),
             "effective rank of W": round(effective_rank(weight), 2),
             "eigenvalues of G for 99 %": int(np.searchsorted(np.cumsum(values) / values.sum(), 0.99) + 1),
+            "eigenvalues of S for 99 %": int(np.searchsorted(np.cumsum(joint) / joint.sum(), 0.99) + 1),
             "alignment": {"P(12)": round(float(aligned.cumulative[min(12, len(values)) - 1]), 4),
                           "P(L)": round(aligned.r_squared, 4), "k95": aligned.k_at(0.95), "cka": round(cka(train), 4)},
         }  # fmt: skip
@@ -159,7 +160,8 @@ class Benchmark:
     """Closed-form rows (and trained peers) on the standard data sets, every test window."""
 
     datasets: str = "ETTh1"
-    """Comma-separated: ETTh1, ETTh2, ETTm1, ETTm2, exchange, illness, weather, electricity, traffic, co2."""
+    """Comma-separated: ETTh1, ETTh2, ETTm1, ETTm2, exchange, illness, weather, electricity, traffic, co2
+    (ships with statsmodels), waves (generated, of known rank)."""
     horizons: str = ""
     """Comma-separated; default those of the data set."""
     models: str = "chosen,rrr-val,bank,ridge,dlinear-ols,seasonal-naive,repeat-last"

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
+from scipy.signal import lfilter
 
 from neurips26.shared import data as shared_data
 
@@ -64,7 +65,11 @@ SPECS: dict[str, DataSpec] = {
     "traffic": DataSpec("traffic.csv", None, 24, folder="traffic"),
     # Shipped inside statsmodels: weekly CO2 at Mauna Loa, for a machine without any data folder.
     "co2": DataSpec("", None, 52, (104, 156, 208), (13, 26, 52, 104)),
+    # Generated: three decaying sinusoids in noise. The forecaster has rank six, whatever L and H.
+    "waves": DataSpec("", None, 24, (168, 336), (24, 48, 96)),
 }
+# Periods of "waves" in steps; each sinusoid is one pair of roots and adds two to the rank.
+WAVES: tuple[float, ...] = (24.0, 37.0, 7.0)
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,8 @@ def load_ltsf(name: str, data_dir: str | Path | None = None) -> LTSFData:
     spec = SPECS[name]
     if name == "co2":
         return _co2(spec)
+    if name == "waves":
+        return split(name, waves(), ("a", "b", "c"), spec, "generated")
     if data_dir is None and spec.file in {d.name for d in _declared()}:
         path = shared_data.require(SLUG, spec.file)
     else:
@@ -188,6 +195,20 @@ def _declared():
     from neurips26.shared import registry
 
     return registry.find(SLUG).data
+
+
+def waves(
+    rows: int = 4000, channels: int = 3, noise: float = 0.3, coefficient: float = 0.5, seed: int = 0
+) -> Float[np.ndarray, "t c"]:
+    """A series of known rank: sinusoids of the periods ``WAVES``, each losing half its amplitude over the rows, with
+    phases of their own in every channel, and autoregressive noise.
+    """
+    rng, time = np.random.default_rng(seed), np.arange(rows)[:, None]
+    clean = np.zeros((rows, channels))
+    for period in WAVES:
+        clean += np.sin(2 * np.pi * (time / period + rng.uniform(size=channels)))
+    steps = noise * rng.standard_normal((rows, channels))
+    return 0.5 ** (time / rows) * clean + lfilter([1.0], [1.0, -coefficient], steps, axis=0)
 
 
 def _co2(spec: DataSpec) -> LTSFData:

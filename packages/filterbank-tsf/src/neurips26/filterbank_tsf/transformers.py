@@ -16,8 +16,8 @@ from .protocol import SPECS, LTSFData, load_ltsf
 from .training import TrainConfig, Windows, score, train
 
 TRANSFORMERS: tuple[str, ...] = ("patchtst", "itransformer")
-# The eight sets of PatchTST's and iTransformer's own tables (exchange rates and the shipped CO2 series apart).
-STANDARD: tuple[str, ...] = tuple(n for n in SPECS if n not in ("exchange", "co2"))
+# The eight sets of PatchTST's and iTransformer's own tables (exchange rates, the shipped and the generated series apart).
+STANDARD: tuple[str, ...] = tuple(n for n in SPECS if n not in ("exchange", "co2", "waves"))
 # A step takes at most so many channels over all its windows, so that 862 of them fit into memory too.
 STEP_CHANNELS = 4096
 
