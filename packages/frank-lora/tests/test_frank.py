@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from neurips26.frank_lora import FrankLoRA, measure_snr, optimal_lr, rank_factor, sample_a, save_as_peft, snr_theory
+from neurips26.frank_lora import (
+    FrankLoRA,
+    measure_snr,
+    optimal_lr,
+    rank_factor,
+    sample_a,
+    sampler,
+    save_as_peft,
+    snr_theory,
+)
 from neurips26.frank_lora.flops import adapter_flops
 from neurips26.frank_lora.sampler import KINDS, checksum
 from neurips26.shared.federated import (
@@ -22,6 +31,7 @@ from neurips26.shared.federated import (
     Payload,
     PrivateStore,
     Setup,
+    Task,
     run_federated,
 )
 
@@ -109,6 +119,17 @@ def test_a_is_normalised_and_a_function_of_its_names(kind):
     assert torch.equal(sample_a(5, "w", 1, 2, 4, 8, kind), sample_a(5, "w", 1, 2, 4, 8, kind))
 
 
+def test_entries_have_the_moments_of_their_distribution():
+    """The 65536 values that an entry can take: mean 0, variance 1, and the kurtosis that the signal to noise has in it."""
+    for kind, kurtosis in (("gaussian", 3.0), ("kaiming", 1.8), ("rademacher", 1.0)):
+        values = sampler._values(kind).astype(np.float64)
+        assert values.mean() == pytest.approx(0.0, abs=1e-9) and (values**2).mean() == pytest.approx(1.0, abs=1e-7)
+        assert (values**4).mean() == pytest.approx(kurtosis, abs=0.01)
+    from scipy.stats import kstest
+
+    assert kstest(sample_a(3, "w", 0, 0, 64, 512).numpy().ravel() * 8, "norm").pvalue > 0.01
+
+
 def test_other_names_other_a():
     a = sample_a(5, "w", 1, 2, 16, 64).flatten()
     for other in ((6, "w", 1, 2), (5, "v", 1, 2), (5, "w", 2, 2), (5, "w", 1, 3)):
@@ -117,9 +138,14 @@ def test_other_names_other_a():
 
 
 def test_first_numbers_of_the_sampler_never_change():
-    """A later version must draw the same A: pinned values."""
+    """A later version and another machine must draw the same A: pinned values."""
     a = sample_a(0, "w", 0, 0, 2, 3)
-    assert checksum(a) == checksum(sample_a(0, "w", 0, 0, 2, 3))
+    assert a.tolist() == [
+        [0.3514382839202881, 0.5848826766014099, 0.2912091314792633],
+        [-0.11568847298622131, 0.49011343717575073, -0.12743651866912842],
+    ]
+    pinned = {"gaussian": 3556259560, "kaiming": 3468100222, "rademacher": 969582766}
+    assert {kind: checksum(sample_a(0, "w", 0, 0, 8, 32, kind)) for kind in pinned} == pinned
     rows = sample_a(0, "w", 0, 0, 3, 3, "orthogonal")
     torch.testing.assert_close(rows @ rows.T, torch.eye(3), atol=1e-5, rtol=0)
 
@@ -177,12 +203,62 @@ def test_aggregate_is_the_exact_weighted_sum_for_any_ranks():
 
 
 def test_rates_follow_the_rank():
-    method = begun([4, 8, 16], {"w": (32, 32)})
-    rates = [1e-3 * method._factor(r) for r in (4, 8, 16)]
-    assert rates == pytest.approx([5e-4, 1e-3, 2e-3])
+    def rates(lr_scaling, optimizer, shapes=(("w", (32, 32)),), module="w"):
+        method = FrankLoRA(lr_scaling=lr_scaling)
+        method.begin(Setup(dict(shapes), LoraSpec((4, 8, 16), 1.0), {}, 11, 3, optimizer))
+        return [method.learning_rate(mock.Mock(spec=Client, rank=r), 1e-3, module) for r in (4, 8, 16)]
+
+    assert rates("linear", "sgd") == pytest.approx([5e-4, 1e-3, 2e-3])
+    assert rates("none", "sgd") == [1e-3] * 3
+    # What each optimizer calls for.
+    assert rates("auto", "sgd") == rates("linear", "sgd") == rates("linear", "adamw")
+    assert rates("auto", "adamw") == pytest.approx([1e-3 * 0.5**0.5, 1e-3, 1e-3 * 2**0.5])
+    # The exact rule looks at each module's own width.
+    two = (("w", (32, 27)), ("v", (27, 20)))
     assert rank_factor("snr", 4, 27) == pytest.approx(4 / 32)
-    assert begun([4, 8, 16], {"w": (32, 32)}, lr_scaling="sqrt")._factor(16) == pytest.approx(2**0.5)
-    assert begun([4, 8, 16], {"w": (32, 32)}, lr_scaling="none")._factor(16) == 1.0
+    assert rates("snr", "sgd", two, "w")[0] == pytest.approx(1e-3 * (4 / 32) / (8 / 36))
+    assert rates("snr", "sgd", two, "v")[0] == pytest.approx(1e-3 * (4 / 25) / (8 / 29))
+
+
+def test_modules_of_other_widths_train_with_their_own_rates():
+    """One step of SGD on two layers: B moves by the gradient times the module's own rate."""
+    from neurips26.shared.federated import client as harness
+
+    torch.manual_seed(0)
+    shapes = {"w": (5, 6), "v": (3, 5)}
+    net = torch.nn.ModuleDict({name: torch.nn.Linear(n, m, bias=False) for name, (m, n) in shapes.items()})
+    model, method = LoraModel(net, list(shapes)), FrankLoRA(lr_scaling="snr", r_ref=2)
+    method.begin(Setup(shapes, LoraSpec((4,), 1.0), {}, 11, 1, "sgd"))
+    received = Payload({}, {"through": 0, "since": 0, "entries": {}})
+    client = Client(0, 1, 4, 1.0, model, method.setup, mock.Mock(spec=PrivateStore), received)
+    client.private.get.return_value = None
+    method.receive(client)
+    x = torch.randn(4, 6)
+    task = mock.Mock(spec=Task)
+    task.num_examples.return_value = 4
+    task.loss.side_effect = lambda *_: net["v"](net["w"](x)).square().sum()
+    config = FedConfig(ranks=(4,), local_steps=1, lr=0.01, optimizer="sgd", grad_clip=None)
+    parameters = model.trainable(("B",))
+    task.loss().backward()
+    wanted = {
+        k: -0.01 * rank_factor("snr", 4, n) / rank_factor("snr", 2, n) * parameters[f"B/{k}"].grad
+        for k, (_, n) in shapes.items()
+    }
+    harness.train_locally(client, method, task, config)
+    for name, value in wanted.items():
+        torch.testing.assert_close(client.model.adapters().factors[name].B, value, rtol=1e-5, atol=1e-8)
+
+
+def test_what_adam_does_in_a_step_makes_its_best_rate_grow_with_the_root_of_the_rank():
+    """The two moments of dW = -sign(G A^T) A behind the rule, against draws of A."""
+    n, m = 256, 8
+    g = torch.randn(m, n, generator=torch.Generator().manual_seed(5))
+    for r in (1, 4, 16, 64):
+        steps = [torch.sign(g @ (a := sample_a(d, "adam", 0, 0, r, n)).T) @ a for d in range(200)]
+        along = np.mean([float((s * g).sum()) for s in steps])
+        length = np.mean([float(s.square().sum()) for s in steps])
+        assert along == pytest.approx((2 * r / np.pi) ** 0.5 * float(g.norm(dim=1).sum()), rel=0.05)
+        assert length == pytest.approx(m * (n + 2 / np.pi * (r - 1)), rel=0.05)
 
 
 def test_periods():
@@ -252,7 +328,8 @@ def test_a_rank_may_change_between_rounds():
 
 def test_the_rate_is_capped():
     client = mock.Mock(spec=Client, rank=16)
-    assert begun([4, 8, 16], {"w": (32, 32)}, lr_max=1.5e-3).learning_rate(client, 1e-3) == 1.5e-3
+    method = begun([4, 8, 16], {"w": (32, 32)}, lr_max=1.2e-3)
+    assert method.learning_rate(client, 1e-3, "w") == 1.2e-3
 
 
 def test_the_command_line_prints_bytes_rates_and_settings(capsys):
@@ -264,6 +341,10 @@ def test_the_command_line_prints_bytes_rates_and_settings(capsys):
     assert lines["hetlora, flexlora, zeropad"] == [f"{4 * 0.147456:.3f}"] * 2
     assert main(["settings"]) == 0 and "local-steps = 4" in capsys.readouterr().out
     assert main(["lr-sweep", "--rates", "0.1"]) == 0 and "0.1" in capsys.readouterr().out
+    assert main(["serve", "--show", "--port", "40001"]) == 0
+    told = capsys.readouterr().out
+    assert "flower-superlink --insecure --simulation --isolation subprocess --host 127.0.0.1 --port 40001" in told
+    assert "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=40001 flwr run" in told
 
 
 @pytest.mark.parametrize(
@@ -275,6 +356,8 @@ def test_the_command_line_prints_bytes_rates_and_settings(capsys):
         ("compare --seeds 0", "seeds: expected an integer >= 1"),
         ("lr-sweep --rates -0.1", "rates: expected"),
         ("run nowhere.toml", "config: expected a TOML file, got 'nowhere.toml'"),
+        ("report nowhere", "out: expected the folder of a finished run .*, got 'nowhere'"),
+        ("serve --port 0", "port: expected an integer >= 1"),
     ],
 )
 def test_bad_arguments_of_the_command_line_are_named(command, match):
@@ -291,10 +374,29 @@ def test_a_run_tells_of_every_round(tmp_path, capsys):
     path.write_text(
         'task-options = \'{"n": 8, "num_clients": 2}\'\nranks = "[2, 2]"\nfaults = \'[[2, 1, "timeout"]]\'\n'
     )
-    assert main(["run", str(path), "--set", "rounds", "2", "local-steps", "1"]) == 0
+    out = str(tmp_path / "out")
+    assert main(["run", str(path), "--out", out, "--set", "rounds", "2", "local-steps", "1", "eval-every", "1"]) == 0
     told = capsys.readouterr()
     assert "round 1 of 2: training loss" in told.err and "1 clients failed" in told.err.splitlines()[1]
     assert "megabytes up" in told.out
+    assert main(["report", out, "--target", "2"]) == 0
+    told = capsys.readouterr().out
+    assert "round 2: client 1 error: client 1 did not answer in round 2" in told
+    assert "loss 2: reached with 0.000 MB up and 0.000 MB down" in told  # before the first round
+    assert main(["report", out, "--target", "0"]) == 0 and "loss 0: never reached" in capsys.readouterr().out
+
+
+def test_a_port_that_is_taken_is_told(capsys):
+    import socket
+
+    from neurips26.frank_lora.cli import main
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"port: something listens on {port} already"):
+            main(["serve", "--port", str(port)])
 
 
 def test_resume_ends_in_the_same_bits(tmp_path):
@@ -342,7 +444,7 @@ def test_another_a_on_the_client_is_noticed():
     "options, match",
     [
         ({"a_init": "normal"}, "a_init: expected one of 'gaussian'"),
-        ({"lr_scaling": "cube"}, "lr_scaling: expected one of 'linear'"),
+        ({"lr_scaling": "cube"}, "lr_scaling: expected one of 'auto'"),
         ({"resample_every": -1}, "resample_every: expected an integer >= 0"),
         ({"server_lr": 0.0}, "server_lr: expected a finite number > 0"),
     ],

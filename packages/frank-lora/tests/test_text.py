@@ -89,9 +89,9 @@ def test_signal_to_noise_of_true_gradients():
     model.module.requires_grad_(False)
     for parameter in parameters.values():
         parameter.grad = None
-    ranks = np.array([2.0, 8.0, 32.0])
+    ranks = np.array([2, 8, 32])
     for name, gradient in gradients.items():
-        measured = np.array([measure_snr(gradient, int(r), 64) for r in ranks])
+        measured = np.array([measure_snr(gradient, int(r), 500) for r in ranks])  # the gradients have few directions
         slope = (ranks @ measured) / (ranks @ ranks)
         assert slope * 385 == pytest.approx(1.0, abs=0.05), name
         assert np.corrcoef(ranks, measured)[0, 1] ** 2 > 0.999

@@ -171,6 +171,13 @@ def test_fedplora_averages_a_module_over_those_that_trained_it():
     torch.testing.assert_close(got.A[1 - mine], torch.eye(2)[1 - mine])
 
 
+def test_fedplora_can_weigh_those_that_trained_a_module_alike():
+    method = begun("fedplora", ranks=(1, 2), plain=True)
+    mine = method.selected(1, 0)[0]
+    method.aggregate(1, updates(method, [A[0], torch.eye(2)], [B[0], torch.eye(2)]))
+    torch.testing.assert_close(method.state.factors["w"].A[mine], 0.5 * A[0][0] + 0.5 * torch.eye(2)[mine])
+
+
 def test_florana_is_never_worse_than_the_means_and_finds_the_best_rank_one():
     method = begun("florana", sweeps=200)
     method.aggregate(1, updates(method))

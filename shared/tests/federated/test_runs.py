@@ -100,6 +100,7 @@ def test_sampling_is_by_partition_id_and_round():
     assert len(sample_clients(config.replace(fraction_train=0.0, min_train_nodes=2), 1)) == 2
 
 
+@pytest.mark.bad_input
 def test_other_ways_to_take_part():
     config = BASE.replace(ranks=(2,) * 5, fraction_train=0.4)
     cyclic = config.replace(participation="cyclic")
@@ -112,6 +113,8 @@ def test_other_ways_to_take_part():
     assert min(sizes) == 1 and np.mean(sizes) == pytest.approx(5 * 0.4 + 0.6**5, abs=0.15)
     with pytest.raises(ValueError, match="schedule: expected the clients of each round"):
         config.replace(schedule=((1,),))
+    with pytest.raises(ValueError, match="schedule: expected a list of clients for each round, got 1"):
+        FedConfig.from_run_config(coin.to_run_config() | {"participation": "schedule", "schedule": "[1, 2]"})
     with pytest.raises(ValueError, match="schedule: expected an integer >= 0 and <= 4"):
         config.replace(participation="schedule", schedule=((5,),))
 
@@ -263,6 +266,26 @@ def test_a_client_without_examples_and_one_with_fewer_than_a_batch():
     assert all(row["replies"] == [0, 1, 3] and row["loss"] > 0 for row in result.rounds)
 
 
+@pytest.mark.parametrize("name", sorted(name for name, m in METHODS.items() if m.mixed_ranks and name != "head-only"))
+def test_ranks_of_zero_and_above_the_layers_width_take_part(name):
+    """Nothing needs r <= min(m, n) but a frozen A of full rank; a client of rank 0 trains and sends the head."""
+    result = run_federated(BASE.replace(method=name, ranks=(0, 1, 12, 3), rounds=3, client_eval_every=3, lr=0.02))
+    assert not any(row["failures"] for row in result.rounds)
+    assert all(bool(torch.isfinite(v).all()) for v in result.final.values())
+    head, bias = 0 if name == "local" else 8 * 4, result.meter.total("up", round=2, client=0)
+    assert bias == head
+    if METHODS[name].has_global:
+        assert result.metric("loss") < 1.2
+
+
+def test_passes_over_the_examples_instead_of_a_number_of_steps():
+    """With as many whole batches as steps the two are the same run."""
+    config = BASE.replace(task_options=TASK | {"num_clients": 1}, ranks=(2,), rounds=2)
+    n = build_task(config).num_examples(0)
+    steps = config.replace(batch_size=4, local_steps=2 * (n // 4))
+    assert same(run_federated(steps), run_federated(config.replace(batch_size=4, local_epochs=2, local_steps=1)))
+
+
 def test_a_client_that_missed_rounds_has_the_same_base_as_one_that_did_not():
     seen = {}
 
@@ -365,6 +388,24 @@ def test_three_columns_are_the_global_the_received_and_the_tuned_model(method):
         for pid in range(4):
             loss = (layer(task._x[pid]) - task._y[pid]).square().sum(-1).mean()
             assert rows[2, "received", pid] == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_personal_metrics_have_a_plain_and_a_weighted_mean_and_a_price(tmp_path):
+    result = run_federated(BASE.replace(client_eval_every=2), out_dir=tmp_path)
+    rows = [r for r in result.history if r["column"] == "tuned" and r["round"] == 4]
+    values, sizes = [r["value"] for r in rows], [result.examples[r["client"]] for r in rows]
+    task = build_task(BASE)
+    assert sizes == [task.num_examples(pid) for pid in range(4)] and len(set(sizes)) > 1
+    assert result.metric("loss", "tuned") == pytest.approx(np.mean(values))
+    assert result.metric("loss", "tuned", weighting="examples") == pytest.approx(np.average(values, weights=sizes))
+    # Bytes until a loss was reached: evaluations are after rounds 0, 2 and 4.
+    losses = dict(zip(*result.curve("loss"), strict=True))
+    one_round = result.meter.total("up", round=1, purpose="train") / 1e6
+    assert result.megabytes_to("loss", losses[2], "up") == pytest.approx(2 * one_round)
+    assert result.megabytes_to("loss", 2.0, "down") == 0 and result.megabytes_to("loss", 0.0, "up") is None
+    assert load_result(tmp_path).metric("loss", "tuned", weighting="examples") == pytest.approx(
+        np.average(values, weights=sizes)
+    )
 
 
 # --- other kinds of state ---------------------------------------------------------------------------------------------
@@ -575,6 +616,19 @@ def test_the_simulation_on_ray_ends_in_the_same_bits(tmp_path):
     ]
 
 
+def test_a_simulation_that_ray_does_not_start_says_what_to_do(monkeypatch):
+
+    def crash(**_):
+        try:
+            raise Exception("The current node timed out during startup. This could happen because ...")
+        except Exception as error:
+            raise RuntimeError("An error was encountered. Ending simulation.") from error
+
+    monkeypatch.setitem(sys.modules, "flwr.simulation", mock.Mock(run_simulation=crash))
+    with pytest.raises(RuntimeError, match="Ray did not start in the 30 seconds .* or use backend='sequential'"):
+        run_federated(BASE, "ray")
+
+
 # --- settings and messages --------------------------------------------------------------------------------------------
 
 
@@ -595,6 +649,52 @@ def test_run_configuration_there_and_back():
         run_federated(BASE.replace(method="no.such:Thing"))
     with pytest.raises(ValueError, match="backend: expected one of 'sequential', 'ray'"):
         run_federated(BASE, backend="rays")
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    "key, value, match",
+    [
+        ("faults", "3", "faults: expected a list, got 3"),
+        ("faults", "[[1, 2]]", r"faults: expected \[round, client, kind\] each, got \(1, 2\)"),
+        ("faults", '[[1, 9, "timeout"]]', "faults: expected an integer >= 0 and <= 3, got 9"),
+        ("faults", '[[0, 1, "timeout"]]', "round: expected an integer >= 1, got 0"),
+        ("faults", '[[1, 2, "fire"]]', "kind: expected one of 'crash_before_train'"),
+        ("eval-every", -1, "eval_every: expected an integer >= 0, got -1"),
+        ("eval-every", "often", "expected JSON for eval-every, got 'often'"),
+        ("eval-every", 1.5, "eval_every: expected an integer, got 1.5"),
+        ("client-eval-every", -2, "client_eval_every: expected an integer >= 0"),
+        ("ranks", "4", "ranks: expected a list, got 4"),
+        ("ranks", "[]", "ranks: expected one rank a client, got none"),
+        (
+            "schedule",
+            "[[1]]",
+            "schedule: expected the clients of each round with participation='schedule', and only then",
+        ),
+        ("task-options", "[1]", r"task_options: expected a table, got \(1,\)"),
+        ("method-options", "7", "method_options: expected a table, got 7"),
+        ("persist-optimizer", "1", "persist_optimizer: expected true or false, got 1"),
+        ("local-epochs", "0", "local_epochs: expected an integer >= 1"),
+        ("method", "", "method: expected a name, got ''"),
+        ("rounds", "-1", "rounds: expected an integer >= 0"),
+        ("fraction-train", "1.5", "fraction_train: expected a finite number >= 0 and <= 1"),
+        ("min-train-nodes", "5", "min_train_nodes: expected an integer >= 1 and <= 4"),
+        ("on-bad-update", "ignore", "on_bad_update: expected one of 'reject', 'raise'"),
+        ("lr", "NaN", "lr: expected a finite number >= 0"),
+        ("optimizer", "adam", "optimizer: expected one of 'adamw', 'sgd', got 'adam' .did you mean 'adamw'"),
+    ],
+)
+def test_a_bad_setting_is_refused_at_once_and_named(key, value, match):
+    with pytest.raises((ValueError, TypeError), match=match):
+        FedConfig.from_run_config(BASE.to_run_config() | {key: value})
+
+
+@pytest.mark.parametrize(
+    "key, match", [("method_options", "got an unexpected keyword argument 'depth'"), ("task_options", "'depth'")]
+)
+def test_options_that_a_method_or_task_does_not_have_are_named(key, match):
+    with pytest.raises(ValueError, match=f"{key}: .*{match}"):
+        run_federated(BASE.replace(**{key: getattr(BASE, key) | {"depth": 3}}))
 
 
 def test_other_code_on_a_client_is_refused(monkeypatch):

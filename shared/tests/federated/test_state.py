@@ -166,6 +166,16 @@ def test_a_quantised_base_is_never_merged_into():
     assert torch.equal(model.module["a"](x), plain) and torch.equal(model._linear["a"].weight, bits)
 
 
+def test_tied_weights_are_refused_by_name():
+    """A merged update of one of two layers that share a weight would change the other."""
+    module = two_layers()
+    module["c"] = torch.nn.Linear(5, 6)
+    module["c"].weight = module["a"].weight
+    with pytest.raises(ValueError, match="no other module shares, a.weight is one of .'a.weight', 'c.weight'"):
+        LoraModel(module, ["a"])
+    assert LoraModel(module, ["b"]).shapes == {"b": (3, 6)}
+
+
 def test_wrong_names_and_shapes_are_named_with_what_is_near():
     with pytest.raises(ValueError, match="targets: expected a name in the model, got 'aa' .near: a"):
         LoraModel(two_layers(), ["aa"])

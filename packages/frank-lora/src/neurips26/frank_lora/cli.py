@@ -160,6 +160,94 @@ class Bytes:
 
 
 @dataclass
+class Report:
+    """What a finished run left in its folder: the metrics beside the megabytes spent by then, and who failed."""
+
+    out: Annotated[Path, tyro.conf.Positional]
+    """The run's folder."""
+    target: float | None = None
+    """Tell the megabytes to this value of the metric."""
+    metric: str | None = None
+    """Metric of the target; by default the first that was recorded."""
+
+    def __call__(self) -> int:
+        from neurips26.shared.federated import load_result
+
+        if not (self.out / "result.json").is_file():
+            raise ValueError(f"out: expected the folder of a finished run (with result.json), got {str(self.out)!r}")
+        result = load_result(self.out)
+        print(
+            f"{result.config.method} on {result.config.task}, ranks {list(result.config.ranks)}, lr {result.config.lr:g}"
+        )
+        print(f"{'round':>5s}  {'model':8s} {'metric':16s} {'mean':>9s} {'weighted':>9s} {'MB up':>9s} {'MB down':>9s}")
+        for t, column, metric in dict.fromkeys((r["round"], r["column"], r["metric"]) for r in result.history):
+            means = [result.metric(metric, column, t, weighting) for weighting in ("uniform", "examples")]
+            spent = [
+                sum(result.meter.total(way, round=k, purpose="train") for k in range(1, t + 1)) / 1e6
+                for way in ("up", "down")
+            ]
+            print(f"{t:5d}  {column:8s} {metric:16s} {means[0]:9.4f} {means[1]:9.4f} {spent[0]:9.3f} {spent[1]:9.3f}")
+        for row in result.rounds:
+            for pid, kind, why in row["failures"]:
+                print(f"round {row['round']}: client {pid} {kind}: {why}")
+        if self.target is not None:
+            metric = self.metric or next((r["metric"] for r in result.history if r["column"] == "global"), "loss")
+            up, down = (result.megabytes_to(metric, self.target, way) for way in ("up", "down"))
+            if up is None or down is None:
+                print(f"{metric} {self.target:g}: never reached")
+            else:
+                print(f"{metric} {self.target:g}: reached with {up:.3f} MB up and {down:.3f} MB down")
+        return 0
+
+
+@dataclass
+class Serve:
+    """Start the local SuperLink that `flwr run` finds, in the foreground and without a limit on how long that may take."""
+
+    port: int = 39091
+    """Its port on this machine; `flwr run` looks at 39091 unless FLWR_LOCAL_SUPERLINK_HTTP_API_PORT names another."""
+    show: bool = False
+    """Print the commands and start nothing."""
+
+    def __call__(self) -> int:
+        import os
+        import shutil
+        import socket
+
+        from neurips26.shared.arrays import check_int
+
+        check_int(self.port, "port", minimum=1, maximum=65535)
+        folder = Path(__file__).parents[3]
+        app = str(folder) if (folder / "pyproject.toml").is_file() else "packages/frank-lora"
+        command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
+        command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        other = "" if self.port == 39091 else f"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT={self.port} "
+        print(f"here: FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 {' '.join(command)}")
+        print(
+            f"then, in another terminal: {other}flwr run {app} "
+            '--federation-config "num-supernodes=4 client-resources-num-cpus=1" --stream',
+            flush=True,
+        )
+        if self.show:
+            return 0
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                raise ValueError(
+                    f"port: something listens on {self.port} already; if it is a SuperLink, `flwr run` finds it, "
+                    "else choose another port"
+                )
+        program = shutil.which(
+            command[0], path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        )
+        if program is None:
+            raise ValueError(
+                "flower-superlink: expected the command of the package flwr beside this Python or on the PATH"
+            )
+        os.environ["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] = "1"
+        return os.execv(program, [program, *command[1:]])
+
+
+@dataclass
 class Settings:
     """Every setting of a run with its default, as TOML for ``run`` or ``flwr run --run-config``."""
 
@@ -189,5 +277,6 @@ def _print(result: Any) -> None:
 
 def main(argv: list[str]) -> int:
     """Run one verb."""
-    verbs = {"run": Run, "compare": Compare, "snr": Snr, "lr-sweep": LrSweep, "bytes": Bytes, "settings": Settings}
+    verbs = {"run": Run, "compare": Compare, "snr": Snr, "lr-sweep": LrSweep, "bytes": Bytes,
+             "report": Report, "serve": Serve, "settings": Settings}  # fmt: skip
     return tyro.extras.subcommand_cli_from_dict(verbs, args=argv, prog="neurips26 frank-lora")()

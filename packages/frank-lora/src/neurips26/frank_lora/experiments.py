@@ -23,6 +23,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "frank": (_FRANK, {}),
     "frank, one rate for all ranks": (_FRANK, {"lr_scaling": "none"}),
     "frank, square-root rates": (_FRANK, {"lr_scaling": "sqrt"}),
+    "frank, linear rates": (_FRANK, {"lr_scaling": "linear"}),
     "frank, A never resampled": (_FRANK, {"resample_every": 0}),
     "frank, one A for all clients": (_FRANK, {"common_a": True}),
     "flora": ("flora", {}),

@@ -28,8 +28,12 @@ __all__ = ["FrankLoRA", "rank_factor"]
 _DEFAULT = Choices()
 
 
+#: The rule that each optimizer calls for; derived in :mod:`neurips26.frank_lora.snr`.
+_RULES = {"sgd": "linear", "adamw": "sqrt"}
+
+
 def rank_factor(rule: str, r: float, n: int) -> float:
-    """How the learning rate depends on the rank: ``g(r)`` of a rule."""
+    """How the learning rate depends on the rank r of a module with n inputs: ``g(r)`` of a rule."""
     check_choice(rule, "lr_scaling", ("linear", "snr", "sqrt", "none"))
     return {"linear": r, "snr": r / (r + n + 1), "sqrt": r**0.5, "none": 1.0}[rule]
 
@@ -60,7 +64,7 @@ class FrankLoRA(MergingMethod):
     ) -> None:
         self.a_init = check_choice(a_init, "a_init", KINDS)
         self.resample_every = check_int(resample_every, "resample_every", minimum=0)
-        rank_factor(lr_scaling, 1, 1)
+        check_choice(lr_scaling, "lr_scaling", ("auto", "linear", "snr", "sqrt", "none"))
         self.lr_scaling, self.common_a, self.normalize, self.debias = lr_scaling, common_a, normalize, debias
         self.r_ref = None if r_ref is None else check_real(r_ref, "r_ref", minimum=0, inclusive=False)
         self.lr_max = None if lr_max is None else check_real(lr_max, "lr_max", minimum=0, inclusive=False)
@@ -107,7 +111,8 @@ class FrankLoRA(MergingMethod):
             return
         weights = [w for _, w in taking]
         if self.debias:
-            rates = [self._factor(self._rank(u.pid)) for u, _ in taking]
+            widths = [n for _, n in self.setup.shapes.values()]
+            rates = [statistics.mean(self._factor(self._rank(u.pid), n) for n in widths) for u, _ in taking]
             weights = [w / rate for w, rate in zip(weights, rates, strict=True)]
             weights = [w / sum(weights) for w in weights]
         tensors, clients = {}, []
@@ -152,18 +157,17 @@ class FrankLoRA(MergingMethod):
         """A is frozen: no gradient, no moments, and no stored input for its gradient."""
         return ("B", "head")
 
-    def _factor(self, r: float) -> float:
-        """The rate's factor at a rank, 1 at the reference rank."""
+    def _factor(self, r: float, n: int) -> float:
+        """The rate's factor at a rank in a module with n inputs, 1 at the reference rank."""
         if not r:
             return 1.0
-        widths = sorted(n for _, n in self.setup.shapes.values())
-        n = widths[len(widths) // 2]
+        rule = _RULES[self.setup.optimizer] if self.lr_scaling == "auto" else self.lr_scaling
         reference = self.r_ref or statistics.median(rank for rank in self.setup.lora.ranks if rank)
-        return rank_factor(self.lr_scaling, r, n) / rank_factor(self.lr_scaling, reference, n)
+        return rank_factor(rule, r, n) / rank_factor(rule, reference, n)
 
-    def learning_rate(self, client: Client, lr: float) -> float:
-        """``lr * g(r_i) / g(r_ref)``, capped."""
-        rate = lr * self._factor(client.rank)
+    def learning_rate(self, client: Client, lr: float, module: str) -> float:
+        """``lr * g(r_i) / g(r_ref)``, capped; from the client's rank in this round."""
+        rate = lr * self._factor(client.rank, self.setup.shapes[module][1])
         return rate if self.lr_max is None else min(rate, self.lr_max)
 
     def reply(self, client: Client) -> Payload:

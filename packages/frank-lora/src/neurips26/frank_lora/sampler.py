@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 import torch
@@ -19,24 +20,37 @@ __all__ = ["KINDS", "checksum", "sample_a"]
 KINDS = ("gaussian", "kaiming", "rademacher", "orthogonal")
 
 
+#: Values that an entry can take: one for each pattern of 16 bits.
+_LEVELS = 2**16
+
+
+@lru_cache(maxsize=len(KINDS))
+def _values(kind: str) -> np.ndarray:
+    """The equally likely values of an entry, with mean 0 and variance 1: the middles of the distribution's quantile classes."""
+    middles = (np.arange(_LEVELS // 2) + 0.5) / _LEVELS  # the lower half; the upper one is its mirror image
+    if kind == "rademacher":
+        lower = np.full(_LEVELS // 2, -1.0)
+    elif kind == "kaiming":
+        lower = middles - 0.5
+    else:
+        lower = np.array([NormalDist().inv_cdf(p) for p in middles])
+    values = np.concatenate([lower, -lower[::-1]])
+    return (values / np.sqrt(np.mean(values**2))).astype(np.float32)
+
+
 @lru_cache(maxsize=512)
 def _draw(seed: int, module: str, pid: int, epoch: int, r: int, n: int, kind: str) -> Tensor:
-    # Philox is counter-based: its stream is a function of the key alone, on any machine.
-    stream = np.random.Generator(np.random.Philox(key=derive(seed, "frozen A", module, pid, epoch)))
-    if kind == "rademacher":
-        a = stream.integers(0, 2, (r, n)).astype(np.float32) * 2 - 1
-        a /= np.float32(r**0.5)
-    elif kind == "kaiming":
-        a = (2 * stream.random((r, n), dtype=np.float32) - 1) * np.float32((3 / r) ** 0.5)
-    else:
-        a = stream.standard_normal((r, n), dtype=np.float32)
-        if kind == "gaussian":
-            a /= np.float32(r**0.5)
-        else:
-            q, upper = np.linalg.qr(a.T.astype(np.float64))
-            # The sign of R's diagonal makes the rows uniformly distributed (Haar), and unique.
-            a = ((q * np.sign(np.diag(upper))).T * (n / r) ** 0.5).astype(np.float32)
-    return torch.from_numpy(np.ascontiguousarray(a))
+    # Philox is counter-based: its stream is a function of the key alone, on any machine. Sixteen of its bits look up an
+    # entry: neither a logarithm nor a cosine, whose last bit may differ from one machine to another, and four entries a draw.
+    stream = np.random.Philox(key=derive(seed, "frozen A", module, pid, epoch)).random_raw(-(-r * n // 4))
+    bits = stream.astype("<u8", copy=False).view("<u2")[: r * n]
+    a = _values(kind).take(bits).reshape(r, n)
+    if kind == "orthogonal":
+        q, upper = np.linalg.qr(a.T.astype(np.float64))
+        # The sign of R's diagonal makes the rows uniformly distributed (Haar), and unique.
+        return torch.from_numpy(np.ascontiguousarray((q * np.sign(np.diag(upper))).T * (n / r) ** 0.5, np.float32))
+    a *= np.float32(r**-0.5)
+    return torch.from_numpy(a)
 
 
 def sample_a(
@@ -51,7 +65,7 @@ def sample_a(
         epoch: number of the resampling period.
         r, n: rank and input width.
         kind: ``gaussian`` N(0, 1/r), ``kaiming`` uniform, ``rademacher`` signs, all with variance 1/r, or ``orthogonal``
-            rows of length sqrt(n/r). Each has ``E[A^T A] = I_n``.
+            rows of length sqrt(n/r). Each has ``E[A^T A] = I_n``. Entries are rounded to 65536 equally likely values.
 
     Raises:
         ValueError: ``r`` above ``n`` with orthogonal rows, or a bad argument.

@@ -5,8 +5,25 @@ gradient of the full weight. E[S] = I makes it unbiased, and for i.i.d. entries 
 
     E ||G S - G||_F^2 = (n + k - 2) / r  ||G||_F^2,      SNR(r) = r / (n + k - 2).
 
-For an L-smooth loss the expected decrease of a step is largest at ``eta = SNR / ((1 + SNR) L)``. The abstract states that
-the SNR is linear in the rank and that the rate must follow the rank; the formulas here are our derivation.
+For an L-smooth loss the expected decrease of a step is largest at ``eta = SNR / ((1 + SNR) L)``: proportional to r.
+
+Under Adam a first step moves every entry of B by eta, ``dW = -eta sign(G A^T) A``. Then (Gaussian A, g a row of G)
+
+    E <dW, -G> = eta sqrt(2 r / pi) sum_rows ||g||,      E ||dW||_F^2 = eta^2 m (n + (2 / pi)(r - 1)),
+
+so for r << n the best step is proportional to sqrt(r): the step's length hardly depends on the rank, its part along the
+gradient grows with the root.
+
+With rates ``eta_i = eta r_i / (r_i + n + 1)``, K local steps, T rounds, gradient noise sigma^2, dissimilarity zeta^2 and
+``eta_eff = sum p_i eta_i`` the usual analysis of local SGD bounds the smallest expected squared gradient norm by
+
+    O((f_0 - f*) / (T K eta_eff)) + O(L eta (sigma^2 + zeta^2) sum p_i^2 (1 + (n + 1) / r_i))
+    + O(K^2 eta^2 L^2 (sigma^2 + zeta^2)),
+
+in whose middle term K clients of rank r with A of their own count like one of rank K r.
+
+The abstract states that the SNR is linear in the rank, that the rate must follow the rank, and that there is a proof of
+convergence; the formulas here are our derivation, the bound a sketch and no proof.
 """
 
 from __future__ import annotations

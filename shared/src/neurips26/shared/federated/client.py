@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import inspect
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -41,7 +42,15 @@ __all__ = [
 
 @lru_cache(maxsize=8)
 def _task(path: str, options: str) -> Task:
-    return named(path, "task")(**json.loads(options))
+    return _built(named(path, "task"), json.loads(options), "task_options")
+
+
+def _built(kind: Callable[..., Any], options: Mapping[str, Any], argument: str) -> Any:
+    try:
+        inspect.signature(kind).bind(**options)
+    except TypeError as error:
+        raise ValueError(f"{argument}: {error} (of {kind.__name__})") from None
+    return kind(**options)
 
 
 def build_task(config: FedConfig) -> Task:
@@ -57,13 +66,13 @@ def build_task(config: FedConfig) -> Task:
 def build_method(config: FedConfig) -> FedMethod:
     """A new object of the configured method."""
     known = METHODS.get(config.method)
-    return (known or named(config.method, "method"))(**config.method_options)
+    return _built(known or named(config.method, "method"), config.method_options, "method_options")
 
 
 def setup_of(config: FedConfig, task: Task) -> Setup:
     """What both sides know before the first round."""
     head = task.initial_head(config.seed)
-    return Setup(task.model().shapes, config.lora, head, config.seed, len(config.ranks))
+    return Setup(task.model().shapes, config.lora, head, config.seed, len(config.ranks), config.optimizer)
 
 
 @lru_cache(maxsize=8)
@@ -113,13 +122,11 @@ def train_locally(client: Client, method: FedMethod, task: Task, config: FedConf
     started = time.perf_counter()
     parameters = client.parameters = client.model.trainable(method.trained_fields(client))
     client.start = {key: value.detach().clone() for key, value in parameters.items()}
-    client.lr = method.learning_rate(client, config.lr)
-    head_lr = config.lr if config.head_lr is None else config.head_lr
+    rates = {key: _rate(key, client, method, config) for key in parameters}
     groups = [
-        {"params": [v for k, v in parameters.items() if not k.startswith("head/")], "lr": client.lr},
-        {"params": [v for k, v in parameters.items() if k.startswith("head/")], "lr": head_lr},
+        {"params": [parameters[key] for key in parameters if rates[key] == rate], "lr": rate}
+        for rate in dict.fromkeys(rates.values())
     ]
-    groups = [group for group in groups if group["params"]]
     n = task.num_examples(client.pid)
     losses: list[float] = []
     if groups and n:
@@ -131,8 +138,9 @@ def train_locally(client: Client, method: FedMethod, task: Task, config: FedConf
         generator = rng(config.seed, "batches", client.round, client.pid)
         order = np.empty(0, dtype=np.int64)
         size = min(config.batch_size, n)
+        steps = config.local_steps if config.local_epochs is None else config.local_epochs * (n // size)
         client.model.module.train()
-        for _ in range(config.local_steps):
+        for _ in range(steps):
             if len(order) < size:
                 order = generator.permutation(n)
             indices, order = order[:size], order[size:]
@@ -151,6 +159,13 @@ def train_locally(client: Client, method: FedMethod, task: Task, config: FedConf
         parameter.grad = None
         parameter.requires_grad_(False)
     return {"loss": float(np.mean(losses)) if losses else 0.0, "seconds": time.perf_counter() - started}
+
+
+def _rate(key: str, client: Client, method: FedMethod, config: FedConfig) -> float:
+    field, module = key.split("/", 1)
+    if field == "head":
+        return config.lr if config.head_lr is None else config.head_lr
+    return method.learning_rate(client, config.lr, module)
 
 
 def _moments(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Any]) -> dict[str, torch.Tensor]:

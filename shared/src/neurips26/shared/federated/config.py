@@ -38,6 +38,9 @@ class FedConfig:
     participation: str = "random"  # or "cyclic", "bernoulli" (each client with fraction_train), "schedule"
     schedule: tuple[tuple[int, ...], ...] = ()  # the clients of each round, from the start again when used up
     local_steps: int = 4
+    local_epochs: int | None = (
+        None  # passes over the client's examples instead of local_steps (the last, short batch is left out)
+    )
     batch_size: int = 16
     optimizer: str = "adamw"  # or "sgd"
     lr: float = 1e-3
@@ -56,6 +59,16 @@ class FedConfig:
     timeout: float = 3600.0  # seconds to wait for replies
 
     def __post_init__(self) -> None:
+        for name, kind in (("ranks", "list"), ("schedule", "list"), ("faults", "list"), ("method_options", "table"),
+                           ("task_options", "table")):  # fmt: skip
+            value = getattr(self, name)
+            if not isinstance(value, (list, tuple) if kind == "list" else Mapping):
+                raise ValueError(f"{name}: expected a {kind}, got {value!r}")
+        for name in ("method", "task"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise ValueError(f"{name}: expected a name, got {getattr(self, name)!r}")
+        if not isinstance(self.persist_optimizer, bool):
+            raise ValueError(f"persist_optimizer: expected true or false, got {self.persist_optimizer!r}")
         LoraSpec(tuple(self.ranks), self.alpha, self.scaling)
         check_int(self.rounds, "rounds", minimum=0)
         check_real(self.fraction_train, "fraction_train", minimum=0, maximum=1)
@@ -65,9 +78,14 @@ class FedConfig:
             raise ValueError(
                 "schedule: expected the clients of each round with participation='schedule', and only then"
             )
-        for pid in {pid for row in self.schedule for pid in row}:
-            check_int(pid, "schedule", minimum=0, maximum=len(self.ranks) - 1)
+        for row in self.schedule:
+            if not isinstance(row, (list, tuple)) or not row:
+                raise ValueError(f"schedule: expected a list of clients for each round, got {row!r}")
+            for pid in row:
+                check_int(pid, "schedule", minimum=0, maximum=len(self.ranks) - 1)
         check_int(self.local_steps, "local_steps", minimum=0)
+        if self.local_epochs is not None:
+            check_int(self.local_epochs, "local_epochs", minimum=1)
         check_int(self.batch_size, "batch_size", minimum=1)
         check_choice(self.optimizer, "optimizer", ("adamw", "sgd"))
         check_real(self.lr, "lr", minimum=0)
@@ -81,7 +99,8 @@ class FedConfig:
             check_real(self.head_lr, "head_lr", minimum=0)
         if self.grad_clip is not None:
             check_real(self.grad_clip, "grad_clip", minimum=0, inclusive=False)
-        FaultPlan.from_json(self.faults)
+        for _, pid in FaultPlan.from_json(self.faults).faults:
+            check_int(pid, "faults", minimum=0, maximum=len(self.ranks) - 1)
         check_choice(self.on_bad_update, "on_bad_update", ("reject", "raise"))
         check_int(self.threads, "threads", minimum=1)
         check_real(self.timeout, "timeout", minimum=0, inclusive=False)

@@ -38,12 +38,13 @@ class FaultPlan:
     @classmethod
     def from_json(cls, items: Sequence[Sequence[object]]) -> FaultPlan:
         """Build from ``[[round, pid, kind], ...]``."""
-        return cls(
-            {
-                (check_int(r, "round", minimum=1), check_int(p, "pid", minimum=0)): check_choice(k, "kind", KINDS)
-                for r, p, k in items
-            }
-        )
+        plan = {}
+        for item in items:
+            if not isinstance(item, (list, tuple)) or len(item) != 3:
+                raise ValueError(f"faults: expected [round, client, kind] each, got {item!r}")
+            round, pid = check_int(item[0], "round", minimum=1), check_int(item[1], "pid", minimum=0)
+            plan[round, pid] = check_choice(item[2], "kind", KINDS)
+        return cls(plan)
 
     def kind(self, round: int, pid: int) -> str | None:
         """The failure of this client in this round, if any."""

@@ -37,6 +37,7 @@ class Setup:
     head: Tensors
     seed: int
     num_clients: int
+    optimizer: str = "adamw"
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,6 @@ class Client:
     setup: Setup
     private: PrivateStore
     received: Payload = field(default_factory=Payload)
-    lr: float = 0.0
     #: The parameters being trained, by key, and their values at the start of the round.
     parameters: dict[str, torch.nn.Parameter] = field(default_factory=dict)
     start: Tensors = field(default_factory=dict)
@@ -153,8 +153,8 @@ class FedMethod:
         """Which fields train in this round."""
         return ("A", "B", "head")
 
-    def learning_rate(self, client: Client, lr: float) -> float:
-        """The client's learning rate for its adapters."""
+    def learning_rate(self, client: Client, lr: float, module: str) -> float:
+        """The client's learning rate for the adapter of one module."""
         return lr
 
     def extra_loss(self, client: Client) -> Tensor | None:

@@ -65,7 +65,8 @@ class LoraModel:
         head: full names of the parameters that belong to the task's head.
 
     Raises:
-        ValueError: a target or head parameter does not exist; near names are given.
+        ValueError: a target or head parameter does not exist (near names are given), or a target shares its weight with
+            another module, which a merged update would change too.
     """
 
     def __init__(self, module: nn.Module, targets: Sequence[str], head: Sequence[str] = ()) -> None:
@@ -75,6 +76,7 @@ class LoraModel:
             _known(name, modules, "targets")
         for name in head:
             _known(name, parameters, "head")
+        _untied(module, self.targets)
         self._parameters = {name: parameters[name] for name in head}
         self._linear = {name: modules[name] for name in self.targets}
         # GPT-2's Conv1D stores the transpose of a Linear's weight.
@@ -249,6 +251,16 @@ class LoraModel:
         for parameter in chosen.values():
             parameter.requires_grad_(True)
         return chosen
+
+
+def _untied(module: nn.Module, targets: Iterable[str]) -> None:
+    owners: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), []).append(name)
+    for names in owners.values():
+        tied = [name for name in names if name.removesuffix(".weight") in targets]
+        if tied and len(names) > 1:
+            raise ValueError(f"targets: expected weights that no other module shares, {tied[0]} is one of {names}")
 
 
 def _known(name: str, options: Iterable[str], argument: str) -> None:

@@ -176,13 +176,21 @@ def _ray(config: FedConfig, defaults: dict[str, Any], folder: Path | None) -> Fe
     with tempfile.TemporaryDirectory() as scratch:
         out = folder or Path(scratch)
         defaults = defaults | {"out-dir": str(out)}
-        run_simulation(
-            server_app=make_server_app(defaults),
-            client_app=make_client_app(defaults),
-            num_supernodes=len(config.ranks),
-            backend_config={
-                "client_resources": {"num_cpus": config.threads, "num_gpus": 0.0},
-                "init_args": {"num_cpus": max(config.threads, os.cpu_count() or 1), "include_dashboard": False},
-            },
-        )
+        try:
+            run_simulation(
+                server_app=make_server_app(defaults),
+                client_app=make_client_app(defaults),
+                num_supernodes=len(config.ranks),
+                backend_config={
+                    "client_resources": {"num_cpus": config.threads, "num_gpus": 0.0},
+                    "init_args": {"num_cpus": max(config.threads, os.cpu_count() or 1), "include_dashboard": False},
+                },
+            )
+        except RuntimeError as error:
+            if "timed out during startup" not in str(error.__cause__):
+                raise
+            raise RuntimeError(
+                "backend: Ray did not start in the 30 seconds that it gives itself, which happens on a busy machine; "
+                "try again, or use backend='sequential', which ends in the same arrays"
+            ) from error
         return load_result(out)

@@ -45,7 +45,8 @@ def serve(
     if out_dir is not None:
         atomic_write_bytes(out_dir / "final.safetensors", save({k: v.contiguous() for k, v in result.final.items()}))
         told = {"config": config.to_run_config(), "history": result.history, "rounds": result.rounds}
-        atomic_write_json(out_dir / "result.json", told | {"meter": result.meter.rows})
+        told |= {"meter": result.meter.rows, "examples": [result.examples[pid] for pid in range(len(config.ranks))]}
+        atomic_write_json(out_dir / "result.json", told)
     return result
 
 
@@ -54,7 +55,8 @@ def load_result(out_dir: Path) -> FedResult:
     told = read_json(out_dir / "result.json")
     config = FedConfig.from_run_config(told["config"])
     final = load_file(out_dir / "final.safetensors")
-    return FedResult(config, told["history"], told["rounds"], ByteMeter(told["meter"]), final, config.rounds)
+    examples = dict(enumerate(told["examples"]))
+    return FedResult(config, told["history"], told["rounds"], ByteMeter(told["meter"]), final, config.rounds, examples)
 
 
 def make_server_app(defaults: Mapping[str, Any] | None = None) -> ServerApp:

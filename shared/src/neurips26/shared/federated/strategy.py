@@ -14,6 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, 
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from neurips26.shared.arrays import check_choice
 from neurips26.shared.federated.checkpoint import Checkpoints
 from neurips26.shared.federated.client import digest_of, setup_of, versions_of
 from neurips26.shared.federated.config import FedConfig
@@ -45,7 +46,8 @@ class FedResult:
     ``history`` has a row an evaluation: ``round``, ``column`` (``global``: the server's model on the union test set;
     ``received``: a client's personal model as it arrives, on its own test set; ``tuned``: after one more local round),
     ``client`` (-1 for global), ``metric``, ``value``. ``rounds`` has a row a round: sampled clients, replies, failures,
-    loss, seconds. ``final`` holds the global change of every adapted weight and the head.
+    loss, seconds. ``final`` holds the global change of every adapted weight and the head, ``examples`` the clients' numbers
+    of training examples.
     """
 
     config: FedConfig
@@ -54,16 +56,33 @@ class FedResult:
     meter: ByteMeter = field(default_factory=ByteMeter)
     final: Tensors = field(default_factory=dict)
     stopped_at: int = 0
+    examples: dict[int, int] = field(default_factory=dict)
 
-    def metric(self, name: str, column: str = "global", round: int | None = None) -> float:
-        """A metric of the last evaluated (or of the given) round; the mean over clients for personal columns."""
+    def metric(self, name: str, column: str = "global", round: int | None = None, weighting: str = "uniform") -> float:
+        """A metric of the last evaluated (or of the given) round.
+
+        In the personal columns it is the mean over clients: plain (``uniform``), or by their training ``examples``.
+        """
+        check_choice(weighting, "weighting", ("uniform", "examples"))
         rows = [r for r in self.history if r["metric"] == name and r["column"] == column]
         if round is None and rows:
             round = max(r["round"] for r in rows)
-        values = [r["value"] for r in rows if r["round"] == round]
-        if not values:
+        rows = [r for r in rows if r["round"] == round]
+        if not rows:
             raise ValueError(f"name: expected a recorded metric, got {name!r} ({column}, round {round})")
-        return float(np.mean(values))
+        weights = [self.examples[r["client"]] for r in rows] if weighting == "examples" and column != "global" else None
+        return float(np.average([r["value"] for r in rows], weights=weights))
+
+    def megabytes_to(self, name: str, target: float, direction: str) -> float | None:
+        """Megabytes sent (``up`` or ``down``) when the global model first was as good as ``target``; None if it never was.
+
+        A loss or perplexity is good when it is low, anything else when it is high.
+        """
+        low = name in ("loss", "perplexity")
+        for round, value in zip(*self.curve(name), strict=True):
+            if value <= target if low else value >= target:
+                return sum(self.meter.total(direction, round=t, purpose="train") for t in range(1, round + 1)) / 1e6
+        return None
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
         """Rounds and values of a metric of the global model."""
@@ -264,6 +283,7 @@ class FedLoRAStrategy(Strategy):
                     "install the same version of the package on every node"
                 )
             self._nodes[pid] = node
+            self.result.examples[pid] = int(about["num-examples"])
         missing = sorted(set(range(wanted)) - set(self._nodes))
         if missing:
             raise RuntimeError(f"nodes: expected clients 0..{wanted - 1}, nobody answered for {missing}")

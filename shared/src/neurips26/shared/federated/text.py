@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 from functools import lru_cache
 from pathlib import Path
@@ -102,6 +103,24 @@ def split_like(labels: np.ndarray, train_labels: np.ndarray, parts: list[np.ndar
     return [np.array(sorted(mine), dtype=np.int64) for mine in out]
 
 
+def _layer(layer: Any, x: Tensor, there: Tensor) -> Tensor:
+    """One BERT layer on the tokens of a batch laid end to end: ``x`` (tokens, width), ``there`` (b, t) where they stand.
+
+    Attention alone needs the texts apart; the rest, which is nearly all of the work, never sees the padding.
+    """
+    own = layer.attention.self
+
+    def apart(tokens: Tensor) -> Tensor:
+        out = tokens.new_zeros(*there.shape, tokens.shape[-1])
+        out[there] = tokens
+        return out.unflatten(-1, (own.num_attention_heads, -1)).transpose(1, 2)
+
+    query, key, value = (apart(project(x)) for project in (own.query, own.key, own.value))
+    mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=there[:, None, None, :])
+    x = layer.attention.output(mixed.transpose(1, 2).flatten(-2)[there], x)
+    return layer.output(layer.intermediate(x), x)
+
+
 class _Upper(nn.Module):
     """The upper layers of a BERT encoder, mean pooling and a linear head."""
 
@@ -112,12 +131,12 @@ class _Upper(nn.Module):
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Logits from the hidden states below the first layer (b, t, width) and the attention mask (b, t)."""
-        blocked = torch.zeros_like(mask, dtype=hidden.dtype).masked_fill(~mask, torch.finfo(hidden.dtype).min)
+        x = hidden[mask]
         for layer in self.layer:
-            out = layer(hidden, blocked[:, None, None, :])
-            hidden = out[0] if isinstance(out, tuple) else out
-        weight = mask[..., None].to(hidden.dtype)
-        return self.classifier((hidden * weight).sum(1) / weight.sum(1))
+            x = _layer(layer, x, mask)
+        text = mask.nonzero()[:, 0]
+        pooled = x.new_zeros(len(mask), x.shape[-1]).index_add(0, text, x) / mask.sum(1, keepdim=True)
+        return self.classifier(pooled)
 
 
 @lru_cache(maxsize=2)
@@ -131,19 +150,17 @@ def _prefix(texts: tuple[str, ...], below: int, max_length: int) -> tuple[Tensor
     encoder, tokenizer = _encoder(), backbones.tokenizer("MiniLM")
     tokens = tokenizer(list(texts), padding="max_length", truncation=True, max_length=max_length, return_tensors="pt")
     mask = tokens["attention_mask"].bool()
-    hidden = torch.empty(len(texts), max_length, encoder.config.hidden_size, dtype=torch.float16)
+    hidden = torch.zeros(len(texts), max_length, encoder.config.hidden_size, dtype=torch.float16)
     order = torch.argsort(mask.sum(1))  # by length, so that a batch is as short as its texts
     with torch.no_grad():
         for rows in track(order.split(64), "frozen layers"):
             longest = int(mask[rows].sum(1).max())
             short = mask[rows, :longest]
-            state = encoder.embeddings(input_ids=tokens["input_ids"][rows, :longest])
-            blocked = torch.zeros_like(short, dtype=state.dtype).masked_fill(~short, torch.finfo(state.dtype).min)
+            state = encoder.embeddings(input_ids=tokens["input_ids"][rows, :longest])[short]
             for layer in encoder.encoder.layer[:below]:
-                out = layer(state, blocked[:, None, None, :])
-                state = out[0] if isinstance(out, tuple) else out
-            hidden[rows, :longest] = state.half()
-            hidden[rows, longest:] = 0
+                state = _layer(layer, state, short)
+            text, place = short.nonzero(as_tuple=True)
+            hidden[rows[text], place] = state.half()
     return hidden, mask
 
 
@@ -228,8 +245,9 @@ class TextTask(Task):
         return dict(self._settings)
 
     def manifest(self) -> str:
-        """Every client's training texts by index, as JSON, so that a partition can be compared or made again."""
-        return json.dumps([part.tolist() for part in self.parts])
+        """Every client's training texts by index and the digest of all texts, as JSON: to compare a partition or remake it."""
+        digest = hashlib.sha256("\0".join(self._texts["train"][0]).encode()).hexdigest()
+        return json.dumps({"sha256": digest, "parts": [part.tolist() for part in self.parts]})
 
     def model(self) -> LoraModel:
         if self._built is None:
@@ -242,9 +260,6 @@ class TextTask(Task):
             for part in module.modules():
                 if isinstance(part, nn.Dropout):
                     part.p = 0.0
-            for layer in module.layer:  # attention reads its dropout from a number, not from a module
-                if hasattr(layer.attention.self, "dropout_prob"):
-                    layer.attention.self.dropout_prob = 0.0
             names = [f"layer.{i}.attention.self.{t}" for i in range(self._layers) for t in self._targets]
             self._built = LoraModel(module.eval(), names, ["classifier.weight", "classifier.bias"])
         return self._built

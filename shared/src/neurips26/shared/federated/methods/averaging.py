@@ -84,7 +84,8 @@ class HetLoRA(ZeroPad):
     ``k = floor(gamma r_i)``; a client whose sum of these after training is below that of what it received sends the
     first k rows and columns only and goes on with rank k >= 1. Off by default. Weights and truncation are as the paper's
     Figure 2 has them. Penalty, comparison and new rank are as in three public implementations, which agree but for the
-    least rank (1 here, 2 in one of them); the text of the paper's algorithm we could not read.
+    least rank (1 here, 2 in one of them); a fourth prunes a fixed share of the rank one terms of the smallest norm
+    instead, with no penalty. The text of the paper's algorithm we could not read.
     """
 
     name = "hetlora"
@@ -340,13 +341,20 @@ class FedPLoRA(FactorMethod):
     the clients that trained it: ``a_j = sum_{i: j in S_i} p_i a_j^i / sum_{i: j in S_i} p_i``, and b_j likewise.
     Down go all R modules, up the r_i trained ones. The choice is uniform, from the seed.
 
-    Checked against two summaries of the paper's sections 3.2 to 3.5 (not against its own text or code): the decomposition,
-    the uniform choice, the folding and the separate means of a_j and b_j over the clients that trained j. There the mean
-    is plain; here it has the weights p_i as all methods have (``weighting="uniform"`` makes them equal). That a module
-    which nobody trained stays as it is, is our reading.
+    Checked against three accounts of the paper's sections 3.2 to 3.5 (its own text and code we could not read): the
+    decomposition, the uniform choice, the folding and the separate means of a_j and b_j over the clients that trained j.
+    There the mean is plain: one account gives the bound of the aggregation noise with its factor ``1 / |Q_j|``, Q_j the
+    clients that trained j. ``plain=True`` is that; the default has the weights p_i, as all methods here have, and is the
+    same where clients have equally many examples. That a module which nobody trained stays as it is, is our reading.
+
+    Args:
+        plain: every client that trained a module counts the same in its mean.
     """
 
     name, mixed_ranks = "fedplora", True
+
+    def __init__(self, plain: bool = False) -> None:
+        self.plain = plain
 
     def selected(self, round: int, pid: int) -> list[int]:
         """The one-rank modules that this client trains in this round."""
@@ -371,7 +379,7 @@ class FedPLoRA(FactorMethod):
     def aggregate(self, round: int, updates: list[ClientUpdate]) -> None:
         self._average_head(updates)
         taking = renormalised(updates)
-        states = [(self._effective(u), self.selected(round, u.pid), w) for u, w in taking]
+        states = [(self._effective(u), self.selected(round, u.pid), 1.0 if self.plain else w) for u, w in taking]
         share = torch.zeros(self.setup.lora.max_rank, dtype=torch.float64)
         for _, mine, w in states:
             share[mine] += w
