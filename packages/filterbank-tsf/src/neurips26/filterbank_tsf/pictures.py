@@ -107,7 +107,7 @@ def pareto(
                 ax.plot(
                     row["macs"], row["mse"], "xP*"[j // 5], color=COLOURS[3 + j % 5], label=PEER_LABELS.get(peer, peer)
                 )
-            best = min(p["test"] for p in points)
+            best = min([p["test"] for p in points] + [row["mse"] for row in peers.get(name, {}).values()])
             ax.axhline(1.01 * points[0]["test"], color="k", lw=0.6, ls=":", label="1 % above ridge")
             ax.set(xscale="log", title=name, xlabel="multiply-adds a forecast", ylim=(best * 0.985, best * 1.15))
         np.atleast_1d(axes)[0].set_ylabel("test MSE")
