@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.linear_model import LogisticRegression
+from scipy import sparse
+from sklearn.linear_model import LinearRegression, LogisticRegression
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -24,8 +25,9 @@ from neurips26.knn_certificate import (
     extract_features,
     verify,
 )
-from neurips26.knn_certificate.certify import choose_k, encode_labels, random_block
+from neurips26.knn_certificate.blocked import choose_k, random_block
 from neurips26.knn_certificate.coverage import draw_classes, one_repeat
+from neurips26.knn_certificate.labels import encode_labels
 
 HEAD = LogisticRegression(max_iter=200)
 
@@ -285,13 +287,74 @@ def test_chosen_k_is_the_best_and_smallest():
         ({"unlabeled": np.empty((0, 8))}, r"^unlabeled: expected"),
         ({"mode": "folds", "folds": 1}, "^folds: expected an integer >= 2"),
         ({"metric": "manhattan"}, "^metric: expected one of"),
+        ({"k": 0}, "^k: expected an integer >= 1, got 0"),
+        ({"k": 2.5}, "^k: expected an integer, got 2.5"),
+        ({"delta": 0.0}, "^delta: expected a finite number > 0"),
+        ({"mode": "loo", "slack": "kl"}, "^slack: expected one of 'rogers-wagner'"),
+        ({"mode": "loo", "metric": "whitened"}, "^metric: expected one of 'cosine', 'euclidean', got 'whitened'"),
+        ({"X": np.zeros((600, 8, 2))}, r"^X: expected shape \(n, d\), got \(600, 8, 2\)"),
+        ({"X": np.zeros((0, 8))}, "^X: expected at least one element"),
+        ({"X": sparse.csr_matrix((600, 8))}, "^X: expected an array of numbers, got dtype object"),
+        ({"X": np.full((600, 8), "a")}, "^X: expected an array of numbers, got dtype <U1"),
+        ({"y": np.linspace(0, 1, 600)}, "^y: expected class labels, got numbers with fractions, 0.0016"),
+        ({"y": [None, "a"] * 300}, "^y: expected labels of one kind and none missing, got None"),
+        ({"y": np.array([1, "a"] * 300, dtype=object)}, "^y: expected labels of one kind .*, got kinds int, str"),
+        ({"y": np.full(600, np.nan)}, "^y: expected labels, got nan"),
+        ({"head": LinearRegression()}, "^head: expected an unfitted scikit-learn classifier, got LinearRegression"),
+        ({"device": "cuda:77"}, "^device: expected a torch device of this machine, got 'cuda:77'"),
+        ({"device": "gpu"}, "^device: expected a torch device of this machine, got 'gpu'"),
     ],
 )
+@pytest.mark.bad_input
 def test_one_clear_error(gaussians, change, message):
     X, y, _ = gaussians
     arguments = {"X": X, "y": y, "head": HEAD, "k": 5, **change}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         certify_features(arguments.pop("X"), arguments.pop("y"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pool_predictions": (np.zeros(9, int),)}, "^pool_predictions: expected those of the full network .*, got 1"),
+        ({"pool_predictions": (np.zeros(9, int), np.zeros(8, int))}, "^pool_predictions: expected two arrays"),
+        (
+            {"block_predictions": np.full(200, "a")},
+            "^block_predictions: expected numbers as in memory_labels, got text",
+        ),
+        ({"block_predictions": np.zeros(3, int)}, "^block_predictions: expected 200 entries, got 3"),
+        ({"block_features": np.ones((200, 5))}, "^block_features: expected 8 columns as in memory_features, got 5"),
+        ({"memory_features": np.full((400, 8), np.inf)}, "^memory_features: expected finite numbers, got inf"),
+        ({"k": 401}, r"^k: expected at most 400 \(the points that may answer\), got 401"),
+        (
+            {"pool_predictions": (np.zeros(9, int),) * 2, "deleted_predictions": np.zeros(200, int)},
+            "^deleted_predictions: expected None beside pool_predictions, got both",
+        ),
+    ],
+)
+@pytest.mark.bad_input
+def test_arrays_that_do_not_fit(gaussians, change, message):
+    X, y, _ = gaussians
+    arguments = {
+        "memory_features": X[:400],
+        "memory_labels": y[:400],
+        "block_features": X[400:],
+        "block_labels": y[400:],
+        "block_predictions": y[400:],
+        "k": 3,
+        **change,
+    }
+    with pytest.raises((ValueError, TypeError), match=message):
+        certify_arrays(**arguments)
+
+
+def test_labels_in_any_script(gaussians):
+    X, y, pool = gaussians
+    names = np.array(["猫", "собака", "chien 🐶", ""])
+    c = certify_features(X, names[y], head=HEAD, unlabeled=pool, k=5)
+    assert c.joint == certify_features(X, y, head=HEAD, unlabeled=pool, k=5).joint
+    assert {row["class"] for row in c.details["classes"]} == set(names)
+    assert Certificate.from_json(c.to_json()).details["classes"] == c.details["classes"]
 
 
 # torch
@@ -418,6 +481,36 @@ def test_outputs_without_a_label_keep_their_number(torch_data):
     assert c.n_classes == 4 and c.disagreement.estimate < 0.5
     hot = TensorDataset(x[some], nn.functional.one_hot(y[some], 4))
     assert certify(train_net(data, 0), DataLoader(hot, 64), representation="frozen", k=3).geometry == c.geometry
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"model": HEAD},
+            "^model: expected a torch module, got LogisticRegression; scikit-learn heads go to certify_feat",
+        ),
+        ({"train_loader": [1, 2]}, "^train_loader: expected a torch DataLoader, got list"),
+        ({"unlabeled_loader": np.ones(3)}, "^unlabeled_loader: expected a torch DataLoader, got ndarray"),
+        ({"train_fn": lambda subset, seed: None}, "^train_fn: expected it to return a torch module, got NoneType"),
+        ({"device": "cuda:77"}, "^device: expected a torch device of this machine, got 'cuda:77'"),
+        ({"k": -1}, "^k: expected an integer >= 1, got -1"),
+        ({"slack": "rogers-wagner"}, "^slack: expected one of 'clopper-pearson'"),
+        ({"stability": "unlabeled"}, "^unlabeled_loader: expected a loader for stability 'unlabeled', got None"),
+        ({"feature_layer": "tail"}, "^layer: expected the name of a module"),
+    ],
+)
+@pytest.mark.bad_input
+def test_models_that_cannot_be_certified(torch_data, change, message):
+    """Every one before a training starts, the returned model apart."""
+    arguments = {
+        "model": Net(),
+        "train_loader": DataLoader(torch_data[0], 64),
+        "train_fn": lambda s, seed: Net(),
+        **change,
+    }
+    with pytest.raises((ValueError, TypeError), match=message):
+        certify(arguments.pop("model"), arguments.pop("train_loader"), **arguments)
 
 
 class TwoInputs(Net):

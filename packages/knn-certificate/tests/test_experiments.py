@@ -6,8 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from neurips26.knn_certificate import Certificate, ablation, baselines, claims, cli, datasets, diagnostics, effects
-from neurips26.knn_certificate.certify import certify_arrays
+from neurips26.knn_certificate import (
+    Certificate,
+    ablation,
+    baselines,
+    claims,
+    cli,
+    datasets,
+    diagnostics,
+    effects,
+    experiments,
+)
+from neurips26.knn_certificate.blocked import certify_arrays
 from neurips26.knn_certificate.networks import MLP, AdamW, build, features_of, predict, train
 from neurips26.knn_certificate.weight_noise import CURVES, perturbed, weight_noise
 from neurips26.shared.context import Context
@@ -90,6 +100,19 @@ def test_weight_noise_at_zero_changes_nothing():
     assert not torch.equal(noisy.head.weight, model.head.weight)
 
 
+@pytest.mark.parametrize("kind", ["std", "rms", "filter"])
+def test_size_of_the_noise(kind):
+    model = torch.nn.Linear(400, 300)
+    with torch.no_grad():
+        model.weight.copy_(1.0 + torch.arange(300.0)[:, None] / 100 + torch.randn(300, 400))
+    added = (perturbed(model, 0.5, 1, kind=kind).weight - model.weight).detach()
+    w = model.weight.detach()
+    wanted = {"std": w.std(), "rms": w.pow(2).mean().sqrt(), "filter": w.pow(2).mean(dim=1).sqrt()}[kind]
+    torch.testing.assert_close(added.std(dim=1), 0.5 * wanted.expand(300), rtol=0.2, atol=0.0)
+    with pytest.raises(ValueError, match="^kind: expected one of 'std', 'rms', 'filter', got 'layer'"):
+        perturbed(model, 0.5, 1, kind="layer")
+
+
 def test_collapse_dimension_hubs():
     rng = np.random.default_rng(0)
     y = np.arange(300) % 3
@@ -160,8 +183,8 @@ def test_effects():
 
 def test_claims_of_the_ablation(tmp_path, monkeypatch):
     """All of them from seven short trainings of small networks: what is compared with what, notes and pictures."""
-    real = claims._ablation.__wrapped__
-    monkeypatch.setattr(claims, "_ablation", functools.cache(lambda *a: real(*a[:3], 60, 24, 12)))
+    real = experiments.ablation.__wrapped__
+    monkeypatch.setattr(experiments, "ablation", functools.cache(lambda *a: real(*a[:3], 60, 24, 12)))
 
     def context(tier, name):
         return Context("knn-certificate", tier, name, tmp_path / name)
@@ -172,7 +195,9 @@ def test_claims_of_the_ablation(tmp_path, monkeypatch):
     assert hurt.baselines["plain training"].values == pytest.approx([by["clean", s] for s in hurt.seeds], rel=1e-6)
     tracks = claims.geometry_tracks_generalization(context("cpu", "tracks"))
     assert len(tracks.cells) == 5 * 7 * 4 and all(f.stat().st_size > 5_000 for f in tracks.figures)
-    assert len(claims.tune_random_labels(context("tune", "random-labels")).cells) == 4 * 2 * 3
+    strengths = claims.tune_rainbow(context("tune", "rainbow"))
+    assert len(strengths.cells) == 3 * 2 * 3 and strengths.chosen["rainbow"]["strength"] in (3.0, 5.0, 10.0)
+    assert len(claims.tune_random_labels(context("tune", "random-labels")).cells) == (4 + 2) * 2 * 3
 
 
 def test_pictures(tmp_path):
@@ -195,8 +220,17 @@ def test_command_line(tmp_path, capsys):
     assert cli.main(["verify", str(out)]) == 0
     c = Certificate.from_json(out.read_text())
     assert not c.vacuous and c.rigorous
+    assert cli.main(["report", str(out), str(tmp_path / "c.html"), "--test-error", "0.03"]) == 0
+    page = (tmp_path / "c.html").read_text("utf-8")
+    assert f"test error at most {c.bound:.4f}" in page and "agree with the events" in page
+    assert "no training saw the unlabelled pool" in page and page.count("<tr>") == 1 + 4 + 1 + 10
+    assert 'src="data:image/png;base64,' in page and "http" not in page
     out.write_text(out.read_text().replace('"bound": 0.', '"bound": 0.0', 1))
     assert cli.main(["verify", str(out)]) == 1
+    assert cli.main(["report", str(out), str(tmp_path / "c.html")]) == 0
+    assert "does NOT agree with its events: bound: expected" in (tmp_path / "c.html").read_text("utf-8")
+    with pytest.raises(ValueError, match="expected a JSON certificate, got a file that is no text"):
+        cli.main(["report", str(tmp_path / "train.npz"), str(tmp_path / "c.html")])
     assert cli.main(["noise", "--n", "300", "--draws", "1"]) == 0
     assert "k-NN re-embedded" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"^pool.npz: expected arrays X, y, got X"):

@@ -6,7 +6,7 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from neurips26.knn_certificate import knn
+from neurips26.knn_certificate import knn, search, triangle
 from neurips26.knn_certificate.knn import KNNDecoder, neighbours, prepare, vote
 
 LINE = np.array([[0.0], [1.0], [2.1], [10.0], [11.0], [12.1]])
@@ -21,8 +21,14 @@ def backend(request):
 
 @pytest.fixture
 def tiny_blocks(monkeypatch):
-    for name, value in (("_ROWS", 7), ("_COLUMNS", 50), ("_GROUP", 3), ("_EXACT_ENTRIES", 40)):
-        monkeypatch.setattr(knn, name, value)
+    for module, name, value in (
+        (knn, "_ROWS", 7),
+        (knn, "_EXACT_ENTRIES", 40),
+        (search, "_COLUMNS", 50),
+        (search, "_GROUP", 3),
+        (search, "_COARSE_MARGIN", 2),
+    ):
+        monkeypatch.setattr(module, name, value)
 
 
 @parametrize_with_checks([KNNDecoder(k=1, metric="euclidean")])
@@ -122,7 +128,7 @@ def test_most_points_are_twins(backend, tiny_blocks):
 
 def test_program_wide_precision_is_left_alone(tiny_blocks, monkeypatch):
     """The way through torch's product, which devices other than the CPU take."""
-    monkeypatch.setattr(knn, "_scored_on_cpu", knn._scored_on_device)
+    monkeypatch.setattr(search, "_scored_on_cpu", search._scored_on_device)
     torch.set_float32_matmul_precision("medium")
     try:
         X = np.random.default_rng(4).normal(size=(120, 16))
@@ -134,6 +140,104 @@ def test_program_wide_precision_is_left_alone(tiny_blocks, monkeypatch):
         torch.set_float32_matmul_precision("highest")
 
 
+def brute(X, k):
+    """Exact differences in float64, ties by index."""
+    exact = np.array([((X - x) ** 2).sum(axis=1) for x in X])
+    np.fill_diagonal(exact, np.inf)
+    return np.argsort(exact, axis=1, kind="stable")[:, :k]
+
+
+@pytest.fixture
+def small_triangle(monkeypatch):
+    """Leave-one-out by halves of the pairs from 160 points on, in tiles of 13."""
+    monkeypatch.setattr(triangle, "_SAMPLE", 40)
+    monkeypatch.setattr(triangle, "_TILE", 13)
+
+
+@pytest.mark.parametrize("spread", ["even", "clusters", "twins", "sorted"])
+def test_half_the_pairs_are_enough(spread, small_triangle):
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(500, 6))
+    if spread == "clusters":
+        X = 0.01 * X + 10 * rng.normal(size=(5, 6))[rng.integers(0, 5, 500)] + 1e4
+    elif spread == "twins":  # 25 of each: more than are asked for, all at distance zero
+        X = np.repeat(X[:20], 25, axis=0)[rng.permutation(500)]
+    elif spread == "sorted":
+        X = X[np.argsort(X[:, 0])]
+    assert triangle.worthwhile(500, 12 + 16)
+    assert (neighbours(X, None, 12) == brute(X, 12)).all()
+    assert (neighbours(X, None, 12) == neighbours(X, None, 12, backend="numpy")).all()
+
+
+def test_every_pair_is_seen_once_and_read_twice(small_triangle):
+    rng = np.random.default_rng(6)
+    X = rng.normal(size=(333, 4)).astype(np.float32)
+    half = 0.5 * (X**2).sum(axis=1)
+    found = list(triangle.nearest_others(X, half, 20))
+    assert sorted(np.concatenate([f.at for f in found])) == list(range(333))
+    exact = brute(X.astype(float), 20)
+    for f in found:
+        whole = np.setdiff1d(np.arange(f.at.size), f.short)
+        assert (np.sort(f.ids[whole], axis=1) == np.sort(exact[f.at[whole]], axis=1)).all()
+        np.testing.assert_allclose(
+            f.scores[whole, 0], -0.5 * ((X[f.at] - X[f.ids[:, 0]]) ** 2).sum(axis=1)[whole], atol=1e-5
+        )
+        assert (f.ids[whole] != f.at[whole][:, None]).all()
+    assert sum(f.short.size for f in found) < 10
+
+
+def test_points_with_too_few_candidates_are_searched_again(small_triangle, monkeypatch):
+    monkeypatch.setattr(triangle, "_SHORT", 0.9)  # limits so tight that many points end short
+    X = np.random.default_rng(7).normal(size=(400, 5))
+    assert sum(f.short.size for f in triangle.nearest_others(X.astype(np.float32), 0.5 * (X**2).sum(1), 19)) > 20
+    assert (neighbours(X, None, 3) == brute(X, 3)).all()
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+@pytest.mark.parametrize("queries", [False, True])
+def test_half_precision_products_change_nothing(precision, queries, tiny_blocks):
+    rng = np.random.default_rng(8)
+    X = rng.normal(size=(300, 8)) * [1e3, 1, 1, 1, 1, 1, 1, 1e-3]
+    X[200:] = X[100] + 1e-3 * rng.normal(size=(100, 8))  # closer together than half precision can tell
+    asked = rng.normal(size=(90, 8)) if queries else None
+    assert (neighbours(X, asked, 7, precision=precision) == neighbours(X, asked, 7, backend="numpy")).all()
+    y = np.arange(300) % 3
+    exact = KNNDecoder(5, "euclidean").fit(X, y).loo_predict()
+    assert (KNNDecoder(5, "euclidean", precision=precision).fit(X, y).loo_predict() == exact).all()
+
+
+def test_coarse_scores_are_trusted_where_they_are_clear(monkeypatch):
+    """On points that lie apart no query needs the float32 search."""
+    X = np.random.default_rng(9).normal(size=(600, 4))
+    asked = []
+    fine = search.searches("torch")
+
+    def counting(small, half, device):
+        find = fine(small, half, device)
+        return lambda rows, keep, own: asked.append(len(rows)) or find(rows, keep, own)
+
+    monkeypatch.setattr(knn, "searches", lambda backend: counting)
+    assert (neighbours(X, None, 3, precision="float16") == brute(X, 3)).all()
+    assert sum(asked) < 60
+
+
+def test_standardised_and_whitened_distances():
+    rng = np.random.default_rng(10)
+    memory, asked = (rng.normal(size=(n, 4)) @ np.diag([1.0, 50.0, 1e-3, 0.0]) + 7.0 for n in (120, 30))
+    asked[:, 3] += rng.normal(size=30)  # a feature that is constant in the memory counts for nothing
+    y = np.arange(120) % 4
+    spread = memory[:, :3].std(axis=0)
+    peer = KNeighborsClassifier(1, algorithm="brute").fit(memory[:, :3] / spread, y)
+    ours = KNNDecoder(1, "standardised").fit(memory, y)
+    assert (ours.predict(asked) == peer.predict(asked[:, :3] / spread)).all()
+    turned = memory[:, :3] @ rng.normal(size=(3, 3))
+    inverse = np.linalg.inv(np.cov(turned, rowvar=False, bias=True))
+    peer = KNeighborsClassifier(1, algorithm="brute", metric="mahalanobis", metric_params={"VI": inverse})
+    assert (
+        KNNDecoder(1, "whitened").fit(turned, y).predict(turned + 0.1) == peer.fit(turned, y).predict(turned + 0.1)
+    ).all()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -141,7 +245,12 @@ def test_program_wide_precision_is_left_alone(tiny_blocks, monkeypatch):
         (lambda: neighbours(LINE, LINE, 0), "^k: expected an integer >= 1, got 0"),
         (lambda: prepare(np.array([[0.0, np.nan]]), "cosine"), "^features: expected finite numbers, got nan"),
         (lambda: prepare(np.zeros((2, 2)), "cosine"), "^features: expected rows of positive length"),
-        (lambda: prepare(LINE, "manhattan"), "^metric: expected one of 'cosine', 'euclidean', got 'manhattan'"),
+        (lambda: prepare(LINE, "manhattan"), "^metric: expected one of 'cosine', 'euclidean', .* got 'manhattan'"),
+        (lambda: neighbours(LINE, None, 1, precision="float8"), "^precision: expected one of 'float32', 'float16'"),
+        (
+            lambda: neighbours(LINE, None, 1, backend="numpy", precision="float16"),
+            "^precision: expected one of 'float32', got 'float16'",
+        ),
     ],
 )
 def test_one_clear_error(make, message):

@@ -5,9 +5,11 @@ Rebuilt from the abstract: it gives the three terms, the theorems that bound the
 
 from neurips26.knn_certificate import bounds
 from neurips26.knn_certificate.adapters import lightning_train_fn, trainer_train_fn
+from neurips26.knn_certificate.blocked import certify_arrays
 from neurips26.knn_certificate.certificate import Certificate, Term, verify
-from neurips26.knn_certificate.certify import certify, certify_arrays, certify_features
+from neurips26.knn_certificate.certify import certify
 from neurips26.knn_certificate.features import extract_features
+from neurips26.knn_certificate.heads import certify_features
 from neurips26.knn_certificate.knn import KNNDecoder
 
 __all__ = [

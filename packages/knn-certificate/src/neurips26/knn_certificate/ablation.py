@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from neurips26.knn_certificate.certify import certify_arrays
+from neurips26.knn_certificate.blocked import certify_arrays
 from neurips26.knn_certificate.knn import KNNDecoder
 from neurips26.knn_certificate.networks import MLP, accuracy, build, features_of, predict, train
 from neurips26.shared import seeding

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
@@ -52,8 +52,8 @@ class Certify:
     """Inverse regularisation of the head."""
     delta: float = 0.05
     """Probability with which the bound may fail."""
-    metric: Literal["cosine", "euclidean"] = "cosine"
-    """Distance."""
+    metric: Literal["cosine", "euclidean", "standardised", "whitened"] = "cosine"
+    """Distance; the last two are Euclidean after scaling or decorrelating the features by the memory's spread."""
     seed: int = 0
     """Seed of the random splits."""
     out: Path | None = None
@@ -108,13 +108,41 @@ class Verify:
     """A JSON certificate."""
 
     def __call__(self) -> int:
-        from neurips26.knn_certificate import Certificate, verify
+        from neurips26.knn_certificate import verify
 
-        if not self.certificate.is_file():
-            raise ValueError(f"{self.certificate}: expected a JSON certificate, got no file of that name")
-        problems = verify(Certificate.from_json(self.certificate.read_text("utf-8")))
+        problems = verify(_certificate(self.certificate))
         print("\n".join(problems) if problems else f"{self.certificate}: agrees with its events")
         return 1 if problems else 0
+
+
+@dataclass
+class Report:
+    """Write one self-contained page about a certificate: terms and limits, assumptions, notes, every class."""
+
+    certificate: Annotated[Path, tyro.conf.Positional]
+    """A JSON certificate."""
+    out: Annotated[Path, tyro.conf.Positional]
+    """The HTML file."""
+    test_error: float | None = None
+    """The test error where it is known, for the picture."""
+
+    def __call__(self) -> int:
+        from neurips26.knn_certificate.page import write_page
+
+        write_page(_certificate(self.certificate), self.out, self.test_error)
+        print(f"written to {self.out}")
+        return 0
+
+
+def _certificate(path: Path) -> Any:
+    from neurips26.knn_certificate import Certificate
+
+    if not path.is_file():
+        raise ValueError(f"{path}: expected a JSON certificate, got no file of that name")
+    try:
+        return Certificate.from_json(path.read_text("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected a JSON certificate, got a file that is no text") from error
 
 
 @dataclass
@@ -247,5 +275,13 @@ class Coverage:
 
 def main(argv: list[str]) -> int:
     """Run one verb; returns the exit status."""
-    verbs = {"certify": Certify, "verify": Verify, "text": Text, "ablate": Ablate, "noise": Noise, "coverage": Coverage}
+    verbs = {
+        "certify": Certify,
+        "verify": Verify,
+        "report": Report,
+        "text": Text,
+        "ablate": Ablate,
+        "noise": Noise,
+        "coverage": Coverage,
+    }
     return tyro.extras.subcommand_cli_from_dict(verbs, args=argv, prog="neurips26 knn-certificate")()

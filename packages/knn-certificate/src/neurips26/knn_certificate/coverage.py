@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from neurips26.knn_certificate.certify import certify_features
+from neurips26.knn_certificate.blocked import random_block
+from neurips26.knn_certificate.heads import certify_features
 from neurips26.shared import seeding
 
 __all__ = ["draw_classes", "one_repeat"]
@@ -61,8 +62,6 @@ def one_repeat(
         seed=seed,
     )
     if protocol == "none":
-        from neurips26.knn_certificate.certify import random_block
-
         kept, _ = random_block(n, 0.3, seed)
         X, y = X[kept], y[kept]
     risk = float((head.fit(X, y).predict(fresh) != truth).mean())

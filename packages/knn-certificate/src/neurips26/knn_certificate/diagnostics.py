@@ -12,8 +12,10 @@ from scipy import stats
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
-from neurips26.knn_certificate.certify import encode_labels, row_hashes
+from neurips26.knn_certificate.blocked import certify_arrays
+from neurips26.knn_certificate.heads import row_hashes
 from neurips26.knn_certificate.knn import neighbours, prepare
+from neurips26.knn_certificate.labels import encode_labels
 from neurips26.shared.arrays import check_array, check_int
 
 __all__ = [
@@ -159,8 +161,6 @@ class GeometryMonitor:
 
     def __call__(self, *arrays: Any) -> dict[str, float]:
         """Certify this moment and append the row."""
-        from neurips26.knn_certificate.certify import certify_arrays
-
         c = (self.certify or certify_arrays)(*arrays, k=self.k, metric=self.metric, delta=self.delta)
         row = {
             "step": float(len(self.rows)),

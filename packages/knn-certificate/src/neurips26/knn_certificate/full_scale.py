@@ -15,8 +15,9 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
+from neurips26.knn_certificate.blocked import certify_arrays, random_block
 from neurips26.knn_certificate.certificate import terms_row
-from neurips26.knn_certificate.certify import certify_arrays, certify_features, random_block
+from neurips26.knn_certificate.heads import certify_features
 
 __all__ = ["certified_dinov2", "certified_resnet18", "cifar_resnet18", "train_resnet"]
 

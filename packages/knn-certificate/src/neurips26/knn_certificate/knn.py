@@ -1,7 +1,7 @@
 """Exact k nearest neighbours, leave-one-out by index, with ties that come out the same on every backend.
 
-Neighbours are found in two passes. The first scores every pair by ``a'b - ||b||^2 / 2`` in float32, one matrix product a
-tile of queries and memory, and keeps the ``k`` best and a margin. That expansion cancels when features are large
+Neighbours are found in two passes. The first (:mod:`.search`; leave-one-out on many points: :mod:`.triangle`) scores
+every pair by products in float32 and keeps the ``k`` best and a margin. That expansion cancels when features are large
 compared with their differences, so the features are centred first, and the rounding of a score is bounded. The second
 pass measures only what that bound leaves open: neighbours whose scores are closer than it are ordered by exact
 differences in float64, and a query whose margin is closer than it to the ``k``-th neighbour is searched again.
@@ -12,7 +12,6 @@ Ties: of equal distances the lower index comes first; of equal votes the label w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -22,43 +21,63 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from neurips26.knn_certificate import triangle
+from neurips26.knn_certificate.search import BACKENDS, PRECISIONS, check_device, coarse_first, searches
+from neurips26.knn_certificate.triangle import Found
 from neurips26.shared.arrays import check_array, check_choice, check_int
 
 __all__ = ["BACKENDS", "METRICS", "KNNDecoder", "neighbours", "vote"]
 
-METRICS = ("cosine", "euclidean")
-BACKENDS = ("torch", "numpy", "faiss")
+METRICS = ("cosine", "euclidean", "standardised", "whitened")
 
 #: Candidates kept beyond k.
 _MARGIN = 16
-#: Queries and memory points of one tile of scores (float32: 32 MiB), whatever the number of points.
-_ROWS, _COLUMNS = 512, 16_384
-#: Scores that share one maximum when the best ones are picked.
-_GROUP = 16
+#: Queries of one tile of scores.
+_ROWS = 512
 #: Entries of one array of exact differences (float64: 16 MiB).
 _EXACT_ENTRIES = 1 << 21
 
 
-def prepare(features: Any, metric: str, name: str = "features") -> Float[np.ndarray, "n d"]:
-    """Features as float64 rows, of unit length for the cosine metric.
+def prepare(features: Any, metric: str, name: str = "features", like: Any = None) -> Float[np.ndarray, "n d"]:
+    """Features as float64 rows between which Euclidean distance is the metric.
+
+    Args:
+        features: ``(n, d)``.
+        metric: ``"cosine"`` (rows of unit length), ``"euclidean"``, ``"standardised"`` (every feature in units of its spread,
+            constant ones left out) or ``"whitened"`` (uncorrelated features of unit spread: Mahalanobis' distance).
+        name: of the argument, for errors.
+        like: features whose spread counts for the last two, the memory's; default: these.
 
     Raises:
         ValueError: NaN or infinite entries; a row of zeros under the cosine metric; all rows equal is allowed.
     """
     check_choice(metric, "metric", METRICS)
-    if isinstance(features, torch.Tensor):
-        features = (
-            features.detach().to("cpu", torch.float64 if features.dtype == torch.float64 else torch.float32).numpy()
-        )
-    x = check_array(features, name, shape=("n", "d"), dtype=np.float64)
+    x = _rows(features, name)
     if metric == "cosine":
         length = np.linalg.norm(x, axis=1)
         if (length == 0).any():
             raise ValueError(
                 f"{name}: expected rows of positive length for the cosine metric, got zeros in row {length.argmin()}"
             )
-        x = x / length[:, None]
-    return x
+        return x / length[:, None]
+    if metric == "euclidean":
+        return x
+    base = x if like is None else _rows(like, name)
+    centre = base.mean(axis=0)
+    if metric == "standardised":
+        spread = base.std(axis=0)
+        used = spread > 1e-12 * np.abs(base).max(initial=0.0)
+        return (x[:, used] - centre[used]) / spread[used]
+    _, spread, axes = np.linalg.svd((base - centre) / np.sqrt(base.shape[0]), full_matrices=False)
+    used = spread > 1e-10 * spread.max(initial=0.0)
+    return (x - centre) @ (axes[used] / spread[used, None]).T
+
+
+def _rows(features: Any, name: str) -> Float[np.ndarray, "n d"]:
+    if isinstance(features, torch.Tensor):
+        kind = torch.float64 if features.dtype == torch.float64 else torch.float32
+        features = features.detach().to("cpu", kind).numpy()
+    return check_array(features, name, shape=("n", "d"), dtype=np.float64)
 
 
 def neighbours(
@@ -68,6 +87,7 @@ def neighbours(
     *,
     backend: str = "torch",
     device: str = "cpu",
+    precision: str = "float32",
 ) -> Int[np.ndarray, "m k"]:
     """Indices into ``memory`` of the ``k`` nearest points (Euclidean), nearest first, ties to the lower index.
 
@@ -78,11 +98,15 @@ def neighbours(
         k: neighbours, at most the number of points that may answer.
         backend: library of the first pass.
         device: torch device of the first pass.
+        precision: of the products of the first pass, ``"float16"`` and ``"bfloat16"`` with backend ``"torch"`` alone. The
+            neighbours are the same; half precision pays on a GPU.
 
     Raises:
         ValueError: ``k`` larger than the number of points that may answer.
     """
     check_choice(backend, "backend", BACKENDS)
+    check_device(device)
+    check_choice(precision, "precision", PRECISIONS if backend == "torch" else PRECISIONS[:1])
     n, d = memory.shape
     loo = queries is None
     answering = n - 1 if loo else n
@@ -99,21 +123,33 @@ def neighbours(
     # float32 has 38 decades: numbers near one stay clear of both ends.
     unit = max(widest, float(length.max(initial=0.0))) or 1.0
     keep = min(k + _MARGIN, answering)
-    make = {"torch": _torch_search, "numpy": _numpy_search, "faiss": _faiss_search}[backend]
-    search = make((base / unit).astype(np.float32), (half / unit**2).astype(np.float32), device)
-    slack = _slack(
-        length / unit, widest / unit, d, np.float32, summed={"torch": "half", "faiss": "both"}.get(backend, "")
-    )
+    points, halves = (base / unit).astype(np.float32), (half / unit**2).astype(np.float32)
+    summed = ""
+    if loo and backend == "torch" and precision == "float32" and device == "cpu" and triangle.worthwhile(n, keep):
+        found = triangle.nearest_others(points, halves, keep)
+    else:
+        find = searches(backend)(points, halves, device)
+        if precision != "float32":
+            find = coarse_first(find, points, halves, device, precision)
+        summed = {"torch": "half", "faiss": "both"}.get(backend, "")
+        found = _by_blocks(find, asked / unit, keep, loo)
+    slack = _slack(length / unit, widest / unit, d, np.float32, summed=summed)
     result = np.empty((asked.shape[0], k), np.int64)
-    for start in range(0, asked.shape[0], _ROWS):
-        at = slice(start, start + _ROWS)
-        rows = asked[at]
-        own = np.arange(start, start + rows.shape[0]) if loo else None
-        ids, scores = search((rows / unit).astype(np.float32), keep, own)
-        result[at], doubt = _settle(base, rows, ids, scores, slack[at], k, complete=keep == answering)
-        if doubt.size:
-            result[start + doubt] = _exact_rows(base, half, rows[doubt], None if own is None else own[doubt], k)
+    for at, ids, scores, short in found:
+        result[at], doubt = _settle(base, asked[at], ids, scores, slack[at], k, complete=keep == answering)
+        again = at[np.union1d(doubt, short)]
+        if again.size:
+            result[again] = _exact_rows(base, half, asked[again], again if loo else None, k)
     return result
+
+
+def _by_blocks(find: Any, asked: np.ndarray, keep: int, loo: bool) -> Iterator[Found]:
+    """The candidates of all queries, a block of them at a time."""
+    for start in range(0, asked.shape[0], _ROWS):
+        rows = asked[start : start + _ROWS].astype(np.float32)
+        at = np.arange(start, start + rows.shape[0])
+        ids, scores = find(rows, keep, at if loo else None)
+        yield Found(at, ids, scores, np.empty(0, np.int64))
 
 
 def _slack(length: np.ndarray, widest: float, d: int, dtype: Any, *, summed: str = "") -> np.ndarray:
@@ -192,115 +228,6 @@ def _exact_rows(base: np.ndarray, half: np.ndarray, rows: np.ndarray, own: np.nd
     return result
 
 
-def _torch_search(small: np.ndarray, half: np.ndarray, device: str) -> Any:
-    n = len(small)
-    scored = (_scored_on_cpu if torch.device(device).type == "cpu" else _scored_on_device)(small, half, device)
-
-    def find(rows: np.ndarray, keep: int, own: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        parts = []
-        for left in range(0, n, _COLUMNS):
-            scores = scored(rows, left)
-            if own is not None:
-                mine = np.flatnonzero((own >= left) & (own < left + scores.shape[1]))
-                scores[torch.from_numpy(mine), torch.from_numpy(own[mine] - left)] = -torch.inf
-            values, at = _largest(scores, min(keep, scores.shape[1]))
-            parts.append((values, at + left))
-        values, at = (torch.cat(p, dim=1) for p in zip(*parts))
-        values, order = torch.topk(values, keep, dim=1)
-        return at.gather(1, order).cpu().numpy(), values.cpu().numpy()
-
-    return find
-
-
-def _scored_on_cpu(small: np.ndarray, half: np.ndarray, device: str) -> Any:
-    """A tile of scores by NumPy's product, often the faster one on a CPU; its last column carries ``-|b|^2 / 2``."""
-    points = np.hstack([small, -half[:, None]])
-
-    def scored(rows: np.ndarray, left: int) -> torch.Tensor:
-        asked = np.hstack([rows, np.ones((len(rows), 1), np.float32)])
-        return torch.from_numpy(asked @ points[left : left + _COLUMNS].T)
-
-    return scored
-
-
-def _scored_on_device(small: np.ndarray, half: np.ndarray, device: str) -> Any:
-    points, minus = torch.from_numpy(small).to(device), -torch.from_numpy(half).to(device)
-
-    def scored(rows: np.ndarray, left: int) -> torch.Tensor:
-        at = slice(left, left + _COLUMNS)
-        with _full_precision():
-            return torch.addmm(minus[at], torch.from_numpy(rows).to(device), points[at].T)
-
-    return scored
-
-
-def _largest(scores: torch.Tensor, keep: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and positions of the ``keep`` largest of each row.
-
-    All of them lie in the ``keep`` groups with the largest maxima, so most scores are only ever looked at for a maximum.
-    """
-    m, n = scores.shape
-    groups = n // _GROUP
-    if groups <= 2 * keep:
-        return torch.topk(scores, keep, dim=1, sorted=False)
-    # Group j holds the positions j, j + groups, j + 2 groups, …: maxima of whole vectors.
-    table = scores[:, : groups * _GROUP].view(m, _GROUP, groups)
-    held = torch.topk(table.amax(dim=1), keep, dim=1, sorted=False).indices
-    inside = table.gather(2, held[:, None, :].expand(m, _GROUP, keep)).reshape(m, _GROUP * keep)
-    at = (held[:, None, :] + groups * torch.arange(_GROUP, device=scores.device)[:, None]).reshape(m, _GROUP * keep)
-    rest = torch.arange(groups * _GROUP, n, device=scores.device).expand(m, -1)
-    inside, at = torch.cat([inside, scores[:, groups * _GROUP :]], dim=1), torch.cat([at, rest], dim=1)
-    values, order = torch.topk(inside, keep, dim=1, sorted=False)
-    return values, at.gather(1, order)
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """float32 products in float32: no TF32 on a GPU, whatever the program has asked for."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def _numpy_search(small: np.ndarray, half: np.ndarray, device: str) -> Any:
-    def find(rows: np.ndarray, keep: int, own: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        scores = rows @ small.T - half
-        if own is not None:
-            scores[np.arange(rows.shape[0]), own] = -np.inf
-        at = np.argpartition(scores, -keep, axis=1)[:, -keep:]
-        return _sorted(at, np.take_along_axis(scores, at, axis=1), keep)
-
-    return find
-
-
-def _faiss_search(small: np.ndarray, half: np.ndarray, device: str) -> Any:
-    try:
-        import faiss
-    except ImportError as error:
-        raise ImportError(
-            "backend: expected faiss to be installed for 'faiss'; install neurips26-knn-certificate[faiss]"
-        ) from error
-    index = faiss.IndexFlatL2(small.shape[1])
-    index.add(small)
-
-    def find(rows: np.ndarray, keep: int, own: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        squares, at = index.search(rows, keep + int(own is not None))
-        scores = -0.5 * squares
-        if own is not None:
-            scores[at == own[:, None]] = -np.inf
-        return _sorted(at, scores, keep)
-
-    return find
-
-
-def _sorted(at: np.ndarray, scores: np.ndarray, keep: int) -> tuple[np.ndarray, np.ndarray]:
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :keep]
-    return np.take_along_axis(at, order, axis=1), np.take_along_axis(scores, order, axis=1)
-
-
 def vote(labels: Int[np.ndarray, "m k"], ks: list[int]) -> dict[int, Int[np.ndarray, " m"]]:
     """Majority label of the first ``k`` neighbours for every ``k`` asked; ties go to the label met first.
 
@@ -335,16 +262,19 @@ class KNNDecoder(ClassifierMixin, BaseEstimator):
 
     Args:
         k: voters.
-        metric: ``"cosine"`` (rows are scaled to unit length) or ``"euclidean"``.
+        metric: ``"cosine"``, ``"euclidean"``, ``"standardised"`` or ``"whitened"`` by the memory's spread: see
+            :func:`prepare`.
         backend: library of the first pass; the answer is the same for all.
         device: torch device of the first pass.
+        precision: of the first pass' products; the answer is the same for all.
     """
 
-    def __init__(self, k=5, metric="cosine", backend="torch", device="cpu"):
+    def __init__(self, k=5, metric="cosine", backend="torch", device="cpu", precision="float32"):
         self.k = k
         self.metric = metric
         self.backend = backend
         self.device = device
+        self.precision = precision
 
     def fit(self, X, y):
         """Remember ``X`` (``(n, d)``) and its labels (any scalars)."""
@@ -352,6 +282,7 @@ class KNNDecoder(ClassifierMixin, BaseEstimator):
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         self.memory_ = prepare(X, self.metric, "X")
+        self.features_ = X
         if self.k > X.shape[0]:
             raise ValueError(f"k: expected at most {X.shape[0]} (the memory), got {self.k}")
         self.classes_, self.codes_ = np.unique(y, return_inverse=True)
@@ -360,15 +291,17 @@ class KNNDecoder(ClassifierMixin, BaseEstimator):
     def predict(self, X):
         """Labels for new points."""
         check_is_fitted(self)
-        X = prepare(validate_data(self, X, dtype=np.float64, reset=False), self.metric, "X")
-        ids = neighbours(self.memory_, X, self.k, backend=self.backend, device=self.device)
-        return self.classes_[votes(self.codes_, ids, [self.k])[self.k]]
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        return self._decided(prepare(X, self.metric, "X", like=self.features_))
 
     def loo_predict(self):
         """Label of each memory point by the k nearest *other* ones, left out by index."""
         check_is_fitted(self)
-        ids = neighbours(self.memory_, None, self.k, backend=self.backend, device=self.device)
-        return self.classes_[votes(self.codes_, ids, [self.k])[self.k]]
+        return self._decided(None)
+
+    def _decided(self, queries):
+        engine = {"backend": self.backend, "device": self.device, "precision": self.precision}
+        return self.classes_[votes(self.codes_, neighbours(self.memory_, queries, self.k, **engine), [self.k])[self.k]]
 
     def loo_error(self) -> float:
         """Leave-one-out error rate on the memory."""

@@ -1,8 +1,8 @@
 """How readouts and neighbours degrade when noise is added to the weights, with the controls that make it a fair contest.
 
-Noise relative to each tensor: ``W <- W + s std(W) N(0, 1)``. Re-embedding the memory under noise lets the k-NN decoder
-adapt to the noisy features, which a fixed linear head cannot; so two controls belong beside them: k-NN with the *clean*
-memory, and a linear readout *refitted* on the noisy features.
+Noise relative to each tensor: ``W <- W + s std(W) N(0, 1)`` (or to its RMS, or to each unit's own). Re-embedding the memory
+under noise lets the k-NN decoder adapt to the noisy features, which a fixed linear head cannot; so two controls belong
+beside them: k-NN with the *clean* memory, and a linear readout *refitted* on the noisy features.
 """
 
 from __future__ import annotations
@@ -17,20 +17,31 @@ from torch import nn
 
 from neurips26.knn_certificate.knn import neighbours, prepare, votes
 from neurips26.knn_certificate.networks import features_of
-from neurips26.shared.arrays import check_int, check_real
+from neurips26.shared.arrays import check_choice, check_int, check_real
 
 __all__ = ["CURVES", "perturbed", "weight_noise"]
 
+_KINDS = ("std", "rms", "filter")
 CURVES = ("readout", "readout, all weights noisy", "k-NN re-embedded", "k-NN clean memory", "readout refitted")
 
 
 def perturbed(model: nn.Module, scale: float, seed: int, *, kind: str = "std") -> nn.Module:
-    """A copy with Gaussian noise on every weight and bias, relative to each tensor's standard deviation (or RMS)."""
+    """A copy with Gaussian noise on every weight and bias, relative to the size of what it is added to.
+
+    Args:
+        model: any network.
+        scale: relative noise ``s``.
+        seed: of the draw.
+        kind: size of a tensor: its standard deviation (``"std"``), its root mean square (``"rms"``), or for weights the root
+            mean square of each output unit's own (``"filter"``, after Li et al. 2018).
+    """
+    check_choice(kind, "kind", _KINDS)
     noisy = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in noisy.parameters():
-            unit = p.std(correction=0) if kind == "std" else p.pow(2).mean().sqrt()
+            own = tuple(range(1, p.ndim)) if kind == "filter" and p.ndim > 1 else tuple(range(p.ndim))
+            unit = p.std(correction=0) if kind == "std" else p.pow(2).mean(dim=own, keepdim=True).sqrt()
             p.add_(scale * unit * torch.randn(p.shape, generator=generator))
     return noisy
 
@@ -46,6 +57,7 @@ def weight_noise(
     draws: int = 8,
     k: int = 5,
     seed: int = 0,
+    kind: str = "std",
 ) -> list[dict[str, float | str | int]]:
     """Test accuracy of every curve at every scale and draw.
 
@@ -59,6 +71,7 @@ def weight_noise(
         draws: noise draws a scale.
         k: neighbours.
         seed: of the draws.
+        kind: see :func:`perturbed`.
 
     Returns:
         rows ``{"curve", "scale", "draw", "accuracy"}``.
@@ -77,7 +90,7 @@ def weight_noise(
 
     for s in scales:
         for draw in range(draws):
-            noisy = perturbed(model, float(s), seed * 1_000 + draw)
+            noisy = perturbed(model, float(s), seed * 1_000 + draw, kind=kind)
             f_memory, f_test = features_of(noisy, x_memory), features_of(noisy, x_test)
             z = torch.from_numpy(f_test)
             noisy_head = noisy.head
