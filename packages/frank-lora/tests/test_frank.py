@@ -377,8 +377,10 @@ def test_a_run_tells_of_every_round(tmp_path, capsys):
     out = str(tmp_path / "out")
     assert main(["run", str(path), "--out", out, "--set", "rounds", "2", "local-steps", "1", "eval-every", "1"]) == 0
     told = capsys.readouterr()
-    assert "round 1 of 2: training loss" in told.err and "1 clients failed" in told.err.splitlines()[1]
-    assert "megabytes up" in told.out
+    first, second = told.err.splitlines()
+    assert first.startswith("round 1 of 2: 2 of 2 clients, training loss ") and "global loss" in first
+    assert "1 of 2 clients" in second and second.endswith("client 1 error: client 1 did not answer in round 2")
+    assert "global loss" in told.out and f"final arrays are in {out}" in told.out
     assert main(["report", out, "--target", "2"]) == 0
     told = capsys.readouterr().out
     assert "round 2: client 1 error: client 1 did not answer in round 2" in told

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("flwr")
 pytest.importorskip("peft")
 
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from neurips26.shared.federated import (
@@ -709,6 +709,26 @@ def test_another_version_on_a_client_is_refused(monkeypatch):
         MismatchedCodeError, match=r"client 0 .* has neurips26-shared 0\.1\.0, the server neurips26-shared 0\.0\.9"
     ):
         run_federated(BASE)
+
+
+def test_the_server_app_tells_of_every_round_and_of_the_end(tmp_path, monkeypatch):
+    """In Flower's own log, which is what ``flwr run --stream`` shows."""
+    from neurips26.shared.federated import server
+
+    told = []
+    monkeypatch.setattr(server, "flower_log", lambda level, text: told.append(text))
+    config = BASE.replace(faults=((2, 1, "timeout"),), client_eval_every=4)
+    defaults = config.to_run_config() | {"out-dir": str(tmp_path)}
+    grid = InProcessGrid(make_client_app(defaults), 4)
+    server.make_server_app(defaults)(grid, Context(1, 1, {}, RecordDict(), {}))
+    assert told[0].startswith("round 1 of 4: 4 of 4 clients, training loss ") and "MB up" in told[0]
+    assert "3 of 4 clients" in told[1] and ", global loss 0." in told[1]
+    assert told[1].endswith("; client 1 error: client 1 did not answer in round 2")
+    result = load_result(tmp_path)
+    assert told[4] == "fedit, 4 rounds, 4 clients"
+    assert told[5] == f"global loss {result.metric('loss'):.4f}"
+    assert told[7] == f"mean of the clients' tuned loss {result.metric('loss', 'tuned'):.4f}"
+    assert told[-1] == f"history, bytes and final arrays are in {tmp_path}"
 
 
 def test_two_nodes_with_one_partition_id_are_refused():

@@ -30,6 +30,7 @@ class Run:
 
     def __call__(self) -> int:
         from neurips26.shared.federated import FedConfig, run_federated
+        from neurips26.shared.federated.report import round_line, summary_lines
 
         try:
             settings: dict[str, Any] = tomllib.loads(self.config.read_text("utf-8"))
@@ -38,9 +39,12 @@ class Run:
         config = FedConfig.from_run_config(settings | self.set)
         # The simulation's server runs elsewhere and tells of its rounds itself.
         watch = (
-            [] if self.backend == "ray" else [lambda t, strategy: _round(t, config.rounds, strategy.result.rounds[-1])]
+            []
+            if self.backend == "ray"
+            else [lambda t, strategy: print(round_line(strategy.result, t), file=sys.stderr)]
         )
-        _print(run_federated(config, self.backend, self.out, self.resume, watch))
+        result = run_federated(config, self.backend, self.out, self.resume, watch)
+        print("\n".join(summary_lines(result, self.out)))
         return 0
 
 
@@ -259,20 +263,6 @@ class Settings:
         for key, value in FedConfig().to_run_config().items():
             print(f"{key} = {json.dumps(value)}")
         return 0
-
-
-def _round(t: int, rounds: int, row: dict[str, Any]) -> None:
-    loss = "no valid reply" if row["empty"] else f"training loss {row['loss']:.4f}"
-    failed = f", {len(row['failures'])} clients failed" if row["failures"] else ""
-    print(f"round {t} of {rounds}: {loss}{failed}, {row['seconds']:.1f} s", file=sys.stderr)
-
-
-def _print(result: Any) -> None:
-    for row in result.history:
-        if row["column"] == "global":
-            print(f"round {row['round']:4d}  {row['metric']:10s} {row['value']:.5f}")
-    up, down = result.meter.total("up") / 1e6, result.meter.total("down") / 1e6
-    print(f"megabytes up {up:.3f}, down {down:.3f}")
 
 
 def main(argv: list[str]) -> int:

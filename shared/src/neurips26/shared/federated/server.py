@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from flwr.supercore import log as flower_log
 from safetensors.torch import load_file, save
 
 from neurips26.shared.federated.checkpoint import Checkpoints
 from neurips26.shared.federated.client import build_method, build_task
 from neurips26.shared.federated.config import FedConfig
 from neurips26.shared.federated.meter import ByteMeter
+from neurips26.shared.federated.report import round_line, summary_lines
 from neurips26.shared.federated.strategy import FedLoRAStrategy, FedResult
 from neurips26.shared.runs import atomic_write_bytes, atomic_write_json, lock, read_json
 
@@ -69,11 +73,15 @@ def make_server_app(defaults: Mapping[str, Any] | None = None) -> ServerApp:
         run_config = bound | dict(context.run_config)
         out = run_config.get("out-dir")
         config = FedConfig.from_run_config(run_config)
-        if not out:
-            serve(config, grid)
-            return
-        folder = Path(str(out))
-        with lock(folder):
-            serve(config, grid, folder, bool(run_config.get("resume", False)))
+        folder = Path(str(out)) if out else None
+        with lock(folder) if folder else nullcontext():
+            result = serve(config, grid, folder, bool(run_config.get("resume", False)), [_tell])
+        for line in summary_lines(result, folder):
+            flower_log(logging.INFO, line)
 
     return app
+
+
+def _tell(round: int, strategy: FedLoRAStrategy) -> None:
+    """A line a round in Flower's own log, which ``flwr run --stream`` shows."""
+    flower_log(logging.INFO, round_line(strategy.result, round))
