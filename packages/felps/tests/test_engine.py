@@ -144,6 +144,23 @@ def test_stop_token_ends_a_request(adapters):
     assert sum(map(len, cut.tokens.values())) < sum(map(len, full.tokens.values()))
 
 
+def test_an_adapter_of_fewer_modules_keeps_nothing_of_its_predecessor(adapters, tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(tiny(), LoraConfig(r=3, lora_alpha=8, target_modules=["v_proj"]))
+    torch.manual_seed(9)
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    model.save_pretrained(tmp_path / "narrow")
+    paths = dict(adapters) | {2: tmp_path / "narrow"}
+    load = Workload(np.zeros(2), np.array([1, 2]), np.array([6, 6]), np.array([8, 8]))
+    real = engine(paths, max_loras=1)
+    result = real.run(load, Policy.make("fcfs"))
+    assert result.run.loads == 2
+    assert result.tokens[1] == alone(paths, 2, real.prompt(1, 6), 8)
+
+
 def test_broken_adapters_fail_alone(adapters, tmp_path):
     from peft import LoraConfig, get_peft_model
 
@@ -159,22 +176,27 @@ def test_broken_adapters_fail_alone(adapters, tmp_path):
     described = json.loads((tmp_path / "large" / "adapter_config.json").read_text())
     (tmp_path / "large" / "adapter_config.json").write_text(json.dumps(described | {"r": 64}))
     broken[5] = tmp_path / "large"
-    adapter = np.array([1, 2, 3, 4, 5, 7, 0, 1, 2])
-    load = Workload(np.zeros(9), adapter, np.full(9, 5), np.full(9, 4))
+    shutil.copytree(adapters[1], tmp_path / "regex")
+    described = json.loads((tmp_path / "regex" / "adapter_config.json").read_text())
+    (tmp_path / "regex" / "adapter_config.json").write_text(json.dumps(described | {"target_modules": ".*_proj"}))
+    broken[6] = tmp_path / "regex"
+    adapter = np.array([1, 2, 3, 4, 5, 7, 0, 1, 2, 6])
+    load = Workload(np.zeros(10), adapter, np.full(10, 5), np.full(10, 4))
     for name in ("fcfs", "felps", "vtc"):
         result = engine(broken).run(load, Policy.make(name))
-        assert sorted(result.errors) == [1, 2, 3, 4, 5, 8]
+        assert sorted(result.errors) == [1, 2, 3, 4, 5, 8, 9]
         for request, word in (
             (1, "readable"),
             (2, "does not fit|readable"),
             (3, "another base|fit"),
             (4, "rank"),
             (5, "not known"),
+            (9, "list of names"),
         ):
             assert any(w in result.errors[request] for w in word.split("|")), result.errors[request]
-        assert result.run.emitted.tolist() == [4, 0, 0, 0, 0, 0, 4, 4, 0]
+        assert result.run.emitted.tolist() == [4, 0, 0, 0, 0, 0, 4, 4, 0, 0]
         assert result.run.loads == 1  # failed loads are not resident and not counted
-        assert result.run.aborted.sum() == 6
+        assert result.run.aborted.sum() == 7
 
 
 def test_too_long_requests_are_refused_at_the_door(adapters):

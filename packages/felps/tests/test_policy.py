@@ -93,6 +93,7 @@ def test_alpha_is_the_same_knob():
     assert FELPSPolicy(7.0).weight == 7.0
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("kwargs", "name"),
     [
@@ -108,6 +109,13 @@ def test_alpha_is_the_same_knob():
         (dict(prior_output=0.0), "prior_output"),
         (dict(ewma_rate=0.0), "ewma_rate"),
         (dict(residency="cost"), "load_cost"),
+        (dict(residency="cost", load_cost={1: float("nan")}), "load_cost"),
+        (dict(residency="cost", load_cost={"one": 0.1}), "load_cost"),
+        (dict(residency="cost", load_cost={1: 0.0, 2: 0.0}), "load_cost"),
+        (dict(weight="0.2"), "weight"),
+        (dict(weight=True), "weight"),
+        (dict(half_life="1 h"), "half_life"),
+        (dict(commit="maybe"), "commit"),
         (dict(input_price=0.0), "input_price"),
         (dict(max_draining=0), "max_draining"),
     ],
@@ -279,6 +287,7 @@ def test_cost_residency_prefers_the_cheap_load():
     assert policy.efficiency(1, False) == pytest.approx(0.75)
     assert policy.efficiency(2, False) == 0.0
     assert policy.peek(0.0).adapter == 1
+    assert FELPSPolicy(residency="cost", load_cost={"1": 0.1}).load_cost == {1: 0.1}  # JSON knows no other keys
 
 
 def test_forms_have_one_order_at_weight_zero():

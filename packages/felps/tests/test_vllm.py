@@ -126,6 +126,24 @@ def test_its_events_give_the_same_admissions_to_a_policy_outside(lab):
     assert admitted >= 28  # two clients left, before or after their admission
 
 
+def test_replays_side_by_side_change_no_text(lab):
+    r, engines, paths, *_ = lab
+    default, felps = r.in_turns([r.steps(engines[name], rows(seed=4), paths) for name in ("default", "felps")])
+    alone = r.replay(engines["default"], rows(seed=4), paths)
+    for outcome in (default, felps):
+        assert of_adapters(outcome["texts"], rows(seed=4)) == of_adapters(alone["texts"], rows(seed=4))
+        assert outcome["waiting_left"] == 0 and outcome["makespan"] > 0
+
+
+def test_settings_of_another_kind_are_refused(lab, monkeypatch):
+    r, engines, *_ = lab
+    scheduler = r.scheduler_of(engines["felps"])
+    for settings, named in (("vtc", "additional_config"), ({"policy": "vtc", "wieght": 1.0}, "wieght")):
+        monkeypatch.setattr(scheduler.vllm_config, "additional_config", {"felps": settings})
+        with pytest.raises(ValueError, match=named):
+            scheduler.fresh_policy()
+
+
 def test_aborts_leave_nothing_behind(lab):
     r, engines, paths, *_ = lab
     outcome = r.replay(engines["felps"], rows(seed=1), paths, {3: 0.0, 20: 0.0, 25: 0.02})

@@ -74,6 +74,25 @@ def test_calibration_recovers_the_coefficients():
         calibrate(steps[:3])
 
 
+def test_calibration_by_batch_size_recovers_a_time_a_size():
+    """Three sequences slower than four, as on a CPU; size 2 never occurs and lies between its neighbours."""
+    truth = EngineModel(0.0, 2e-4, 0.0, 0.0, 0.0, 5e-3, decode_adapter=0.01, decode_batch=(0.07, 0.1, 0.13, 0.11))
+    rng = np.random.default_rng(1)
+    steps = []
+    for _ in range(200):
+        d, prompts = int(rng.choice([0, 1, 3, 4])), int(rng.integers(0, 3))
+        prompts = max(prompts, d == 0)
+        a, tokens = int(rng.integers(min(d, 1), min(d, 2) + 1)), int(rng.integers(1, 40)) * prompts
+        kv = d * int(rng.integers(5, 50))
+        steps.append(Step(tokens, prompts, d, kv, 0, truth.step(tokens, prompts, d, kv, a), 0.0, a))
+    fitted = calibrate(steps, by_batch=True)
+    assert fitted.decode_batch == pytest.approx(truth.decode_batch, rel=1e-6)
+    for name in ("prefill_token", "prefill_seq", "decode_adapter"):
+        assert getattr(fitted, name) == pytest.approx(getattr(truth, name), rel=1e-6), name
+    assert fitted.step(0, 0, 9, 0, 1) == pytest.approx(0.12)  # more than were seen: as the last
+    assert truth.step(0, 0, 0, 0) == 0.0
+
+
 def test_engine_model_refuses_nonsense():
     with pytest.raises(ValueError, match="load"):
         EngineModel(0.01, 1e-4, 1e-3, 0.0, -1.0)
@@ -81,6 +100,8 @@ def test_engine_model_refuses_nonsense():
         EngineModel(0.01, 1e-4, 1e-3, 0.0, 0.1, overlap=1.5)
     with pytest.raises(ValueError, match="base"):
         EngineModel(0.0, 1e-4, 0.0, 0.0, 0.1)
+    with pytest.raises(ValueError, match="decode_batch"):
+        EngineModel(0.0, 1e-4, 0.0, 0.0, 0.1, decode_batch=(0.1, 0.0))
     with pytest.raises(ValueError, match="preset"):
         EngineModel.preset("a10g")
 
@@ -125,6 +146,8 @@ def test_zero_and_missing_lengths_are_dropped_and_counted(tmp_path):
         (AZURE + "2023-11-16 00:00:00,10,5\nyesterday,10,5\n", "line 3: TIMESTAMP"),
         (AZURE + "2023-11-16 00:00:00,ten,5\n", "line 2: ContextTokens"),
         (AZURE + "2023-11-16 00:00:00,1.5,5\n", "whole number"),
+        (AZURE + "2023-11-16 00:00:00,-3,5\n", "line 2: ContextTokens: expected a whole number"),
+        (AZURE + "2023-11-16 00:00:00,3,1e30\n", "line 2: GeneratedTokens: expected a whole number"),
     ],
 )
 def test_broken_files_say_where(tmp_path, text, message):

@@ -1,7 +1,8 @@
-"""LoRA adapters for experiments: random weights, so that each adapter's text is its own."""
+"""LoRA adapters on disk: into a slot of a model that runs, and random ones for experiments."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +10,44 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
+from peft.utils.hotswap import hotswap_adapter
 from safetensors.torch import save_file
 
 from neurips26.shared.arrays import check_int
+
+
+class AdapterError(ValueError):
+    """An adapter cannot be loaded; its requests fail, the engine goes on."""
+
+
+def exchange_adapter(model: Any, path: Path, slot: str, target_modules: Sequence[str], max_rank: int) -> None:
+    """Put the weights of the adapter in folder ``path`` in place of those that ``slot`` of a PEFT model holds.
+
+    Raises:
+        AdapterError: unreadable, for another model, or of too large a rank.
+    """
+    try:
+        described = json.loads((path / "adapter_config.json").read_text("utf-8"))
+        rank, changed = int(described["r"]), described["target_modules"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise AdapterError(f"{path} is not a readable LoRA adapter ({error})") from None
+    if not isinstance(changed, list):
+        raise AdapterError(f"expected target_modules to be a list of names, got {changed!r}")
+    if rank > max_rank:
+        raise AdapterError(f"expected a rank of at most {max_rank}, got {rank}")
+    if extra := set(changed) - set(target_modules):
+        raise AdapterError(f"changes modules without a slot ({', '.join(sorted(extra))})")
+    try:
+        hotswap_adapter(model, str(path), adapter_name=slot, torch_device="cpu")
+    except Exception as error:  # PEFT and safetensors raise many kinds for broken or foreign weights
+        raise AdapterError(f"{path} does not fit this model ({error})") from None
+    # Weights are exchanged by assignment, which accepts any shape: a foreign adapter must not wait for its first use.
+    for module in model.modules():
+        if hasattr(module, "lora_A") and slot in module.lora_A:
+            base = module.get_base_layer()
+            reads, writes = module.lora_A[slot].weight.shape[1], module.lora_B[slot].weight.shape[0]
+            if (reads, writes) != (base.in_features, base.out_features):
+                raise AdapterError("was made for another base model (layer sizes differ)")
 
 
 def random_adapters(

@@ -14,12 +14,7 @@ from neurips26.felps.choices import Choices
 from neurips26.felps.ledger import OutputEstimator
 from neurips26.felps.policy import LAST, Policy, Rank
 from neurips26.felps.request import BASE, Request
-
-
-def _positive(value: float, name: str) -> float:
-    if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be a positive finite number, got {value!r}")
-    return float(value)
+from neurips26.shared.arrays import check_real
 
 
 @Policy.register("fcfs")
@@ -149,7 +144,7 @@ class DRRPolicy(Policy):
 
     def __init__(self, quantum: float = 2000.0, mode: str = "skip", **common: Any) -> None:
         super().__init__(mode, **common)
-        self.quantum = _positive(quantum, "quantum")
+        self.quantum = check_real(quantum, "quantum", minimum=0.0, inclusive=False)
         self.deficit: dict[int, float] = {}
         self._turn: dict[int, int] = {}
         self._turns = 0
@@ -212,7 +207,7 @@ class DLPMPolicy(Policy):
 
     def __init__(self, quantum: float = 8000.0, mode: str = "skip", **common: Any) -> None:
         super().__init__(mode, **common)
-        self.quantum = _positive(quantum, "quantum")
+        self.quantum = check_real(quantum, "quantum", minimum=0.0, inclusive=False)
         self.deficit: dict[int, float] = {}
         self._paid: set[int | str] = set()
 
@@ -260,7 +255,7 @@ class DLoRAPolicy(Policy):
 
     def __init__(self, threshold: float = 20000.0, mode: str = "skip", **common: Any) -> None:
         super().__init__(mode, **common)
-        self.threshold = _positive(threshold, "threshold")
+        self.threshold = check_real(threshold, "threshold", minimum=0.0, inclusive=False)
         self._delivered = 0.0
         self._mark: dict[int, float] = {}  # total delivered service when the adapter's credit was last zero
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -38,7 +40,12 @@ class Trace:
         """The workload."""
         seed = self.seed if seed is None else seed
         if self.path is None:
-            return Workload.synthetic(self.adapters, 2.2 * self.rate_scale, self.duration or 300.0, "gamma", seed=seed)
+            if self.start:
+                raise ValueError(f"start: expected a trace to begin in (--trace.path), got {self.start} and none")
+            duration = 300.0 if self.duration is None else self.duration
+            return Workload.synthetic(
+                self.adapters, 2.2 * self.rate_scale, duration, "gamma", alpha=self.alpha, seed=seed
+            )
         if self.format == "azure":
             return Workload.from_azure_csv(
                 self.path, self.adapters, "zipf", self.alpha, seed, self.start, self.duration, self.rate_scale
@@ -194,11 +201,17 @@ class Replay:
         from neurips26.felps.replay import replay, summary
 
         workload = self.trace.load()
-        names = {int(a): self.models.format(id=int(a)) if a else self.base for a in workload.adapters}
-        report = summary(asyncio.run(replay(workload, self.url, names, self.speed)))
+        try:
+            names = {int(a): self.models.format(id=int(a)) if a else self.base for a in workload.adapters}
+        except (LookupError, ValueError):
+            raise ValueError(f"models: expected a name with {{id}} in it, got {self.models!r}") from None
+        replies = asyncio.run(replay(workload, self.url, names, self.speed))
+        report = summary(replies)
         atomic_write_json(self.out, report)
         for adapter, row in report["adapters"].items():
             print(adapter, row)
+        if all(reply.error for reply in replies):
+            raise RuntimeError(f"{self.url}: none of {len(replies)} requests was served ({replies[0].error})")
 
 
 @dataclass
@@ -235,11 +248,17 @@ Verb = (
 
 
 def main(argv: list[str]) -> int:
-    """Run one verb; a bad argument or file is one line, not a traceback."""
+    """Run one verb; a bad argument, a bad file or a missing extra is one line, not a traceback."""
     verb = tyro.cli(Verb, args=argv, prog="neurips26 felps", config=(tyro.conf.FlagConversionOff,))
     try:
-        verb.run()
-    except (ValueError, OSError) as error:
-        print(f"error: {error}")
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *rest, **more: print(f"warning: {message}", file=sys.stderr)
+            verb.run()
+    except ModuleNotFoundError as error:
+        extra = "replay" if isinstance(verb, Replay) else "engine"
+        print(f"error: {error.name} is missing: pip install 'neurips26-felps[{extra}]'", file=sys.stderr)
+        return 2
+    except (ValueError, TypeError, RuntimeError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -98,7 +98,7 @@ def pareto(
     title: str = "",
     highlight: str = "felps",
 ) -> Path:
-    """Draw the mean of every setting, one curve a policy, ``highlight`` with its weights, and save a PNG."""
+    """Draw the mean of every setting, one curve a policy, ``highlight`` with its weights where there is room; save a PNG."""
     means: dict[str, dict[str, tuple[float, float, Setting]]] = {}
     for name in dict.fromkeys(row["label"] for row in rows):
         mine = [row for row in rows if row["label"] == name]
@@ -113,18 +113,24 @@ def pareto(
             axes.plot(
                 xs, ys, style, label=policy, ms=5 if ours else 4, zorder=3 if ours else 2, alpha=1 if ours else 0.75
             )
-            if ours:
-                for px, py, setting in points.values():
-                    if "weight" in setting:
-                        axes.annotate(
-                            f"{setting['weight']:g}", (px, py), xytext=(4, 4), textcoords="offset points", fontsize=7
-                        )
         axes.set(
             xlabel="delivered cost units / s" if x == "throughput" else x,
             ylabel="Jain index of served fractions" if y == "jain" else y,
             title=title,
         )
         axes.legend(ncols=2, fontsize=7)
+        axes.margins(0.08)
+        axes.autoscale_view()
+        shown: list[np.ndarray] = []
+        for px, py, setting in means.get(highlight, {}).values():
+            place = axes.transData.transform((px, py)) * 72 / axes.figure.dpi  # in points, as letters are
+            # The curve tells the weights between two labels; labels on top of each other tell nothing.
+            if "weight" in setting and all(np.abs(place - other).max() > 14 for other in shown):
+                shown.append(place)
+                halo = {"boxstyle": "square,pad=0.05", "fc": "white", "ec": "none", "alpha": 0.7}
+                axes.annotate(
+                    f"{setting['weight']:g}", (px, py), xytext=(5, 5), textcoords="offset points", fontsize=7, bbox=halo
+                )
     return path
 
 

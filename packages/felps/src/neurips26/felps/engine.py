@@ -9,7 +9,6 @@ Time is CPU time of this process (and jumps over idle stretches), so that makesp
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -19,57 +18,16 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from peft.utils.hotswap import hotswap_adapter
-from transformers import Cache
 
+from neurips26.felps.adapters import AdapterError, exchange_adapter
 from neurips26.felps.engine_model import EngineModel, Step
 from neurips26.felps.metrics import RunResult
 from neurips26.felps.policy import Policy
 from neurips26.felps.request import BASE, Request
+from neurips26.felps.row_cache import RowCache
 from neurips26.felps.simulator import Simulator, _Loop, _Run
 from neurips26.felps.workload import Workload
 from neurips26.shared.arrays import check_int
-
-
-class AdapterError(ValueError):
-    """An adapter cannot be loaded; its requests fail, the engine goes on."""
-
-
-class RowCache(Cache):
-    """Keys and values of all running sequences, one row each; running rows are kept together at the front.
-
-    A view of rows is handed to the model without copying; ``positions`` says where new keys go.
-    """
-
-    def __init__(self, layers: int, rows: int, heads: int, length: int, width: int, dtype: torch.dtype) -> None:
-        self.layers = []  # what the base class keeps per layer lives in two arrays here
-        shape = (layers, rows, heads, length, width)
-        self.keys, self.values = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
-        self.rows = slice(0, 0)
-        self.positions = torch.zeros(0, 0, dtype=torch.long)
-        self.reach = 0
-
-    def view(self, rows: slice, positions: torch.Tensor) -> None:
-        """The next forward pass writes ``positions [rows, tokens]`` of these rows and reads all up to the largest."""
-        self.rows, self.positions, self.reach = rows, positions, int(positions.max()) + 1
-
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any):
-        """Store the new keys and values ``[rows, heads, tokens, width]`` and return all that is to be attended to."""
-        out = []
-        index = torch.arange(len(key_states))[:, None]
-        for store, new in ((self.keys, key_states), (self.values, value_states)):
-            rows = store[layer_idx][self.rows]
-            rows[index, :, self.positions] = new.transpose(1, 2)
-            out.append(rows[:, :, : self.reach])
-        return tuple(out)
-
-    def move(self, source: int, target: int) -> None:
-        """Copy a row (its sequence changes place)."""
-        self.keys[:, target], self.values[:, target] = self.keys[:, source], self.values[:, source]
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Zero: positions are always given."""
-        return 0
 
 
 @dataclass
@@ -147,33 +105,9 @@ class CPUEngine:
         if path is None:
             raise AdapterError(f"adapter {adapter}: not known to this engine")
         try:
-            described = json.loads((path / "adapter_config.json").read_text("utf-8"))
-            rank = int(described["r"])
-        except (OSError, ValueError, KeyError) as error:
-            raise AdapterError(f"adapter {adapter}: {path} is not a readable LoRA adapter ({error})") from None
-        if rank > self.max_rank:
-            raise AdapterError(f"adapter {adapter}: expected a rank of at most {self.max_rank}, got {rank}")
-        extra = set(described["target_modules"]) - set(self.targets)
-        if extra:
-            raise AdapterError(f"adapter {adapter}: changes modules without a slot ({', '.join(sorted(extra))})")
-        try:
-            hotswap_adapter(self.model, str(path), adapter_name=f"slot{slot}", torch_device="cpu")
-        except Exception as error:  # PEFT and safetensors raise many kinds for broken or foreign weights
-            raise AdapterError(f"adapter {adapter}: {path} does not fit this model ({error})") from None
-        self._check_shapes(adapter, slot)
-
-    def _check_shapes(self, adapter: int, slot: int) -> None:
-        """Weights are exchanged by assignment, which accepts any shape: a foreign adapter must not wait for its first use."""
-        name = f"slot{slot}"
-        for module in self.model.modules():
-            if hasattr(module, "lora_A") and name in module.lora_A:
-                base = module.get_base_layer()
-                fits = (
-                    module.lora_A[name].weight.shape[1] == base.in_features
-                    and module.lora_B[name].weight.shape[0] == base.out_features
-                )
-                if not fits:
-                    raise AdapterError(f"adapter {adapter}: was made for another base model (layer sizes differ)")
+            exchange_adapter(self.model, path, f"slot{slot}", self.targets, self.max_rank)
+        except AdapterError as error:
+            raise AdapterError(f"adapter {adapter}: {error}") from None
 
     def prompt(self, index: int, length: int) -> list[int]:
         """Default prompt tokens of a request: any text will do where only time and order matter."""
@@ -291,7 +225,7 @@ class _Executed(_Loop):
             computing = now - began
             self.log.append(
                 Step(self.step_prefill, self.step_prompts, decode_seqs, kv_read, self.step_loads,
-                     computing + self.step_load_seconds, self.step_load_seconds)
+                     computing + self.step_load_seconds, self.step_load_seconds, self._decode_adapters())
             )  # fmt: skip
             self.stall = self.step_load_seconds
             self.step_loads, self.step_load_seconds = 0, 0.0

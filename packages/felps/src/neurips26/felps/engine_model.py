@@ -1,8 +1,9 @@
 """How long an engine step takes: a linear model, presets, and its calibration from measured steps.
 
-``t = base + prefill_token * p + prefill_seq * s + decode_seq * d + kv_token * k + sum of loads`` with ``p`` prompt tokens
-of ``s`` prompts processed in the step, ``d`` sequences decoded and ``k`` tokens of context they attend to. Loads stall
-the batch (once per miss), less the share ``overlap`` that hides behind computation.
+``t = base + prefill_token * p + prefill_seq * s + decode_seq * d + decode_adapter * a + kv_token * k + sum of loads`` with
+``p`` prompt tokens of ``s`` prompts processed in the step, ``d`` sequences of ``a`` different adapters decoded and ``k``
+tokens of context they attend to. Loads stall the batch (once per miss), less the share ``overlap`` that hides behind
+computation.
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ class EngineModel:
         prefill_token: per prompt token processed.
         prefill_seq: per prompt that takes part in the step.
         decode_seq: per sequence that gets one token.
+        decode_adapter: per adapter among these sequences, for engines that compute their adapters one after another (PEFT
+            does; the kernels of GPU servers take all at once).
         kv_token: per token of context read by the decoding sequences.
         load: per adapter load.
         load_per_rank: additional load cost per unit of LoRA rank.
         overlap: share of a load hidden behind computation, 0 to 1.
+        decode_batch: seconds of decoding 1, 2, ... sequences together (more: as the last), instead of ``decode_seq``. On a CPU
+            two or three sequences can take longer than four, because the matrix kernels change with the batch.
         source: where the numbers come from.
     """
 
@@ -40,13 +45,18 @@ class EngineModel:
     prefill_seq: float = 0.0
     load_per_rank: float = 0.0
     overlap: float = 0.0
+    decode_adapter: float = 0.0
+    decode_batch: tuple[float, ...] = ()
     source: str = ""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name != "source":
+            if name == "decode_batch":
+                for seconds in value:
+                    check_real(seconds, name, minimum=0.0, inclusive=False)
+            elif name != "source":
                 check_real(value, name, minimum=0.0, maximum=1.0 if name == "overlap" else None)
-        if self.base + self.decode_seq <= 0:
+        if self.base + self.decode_seq <= 0 and not self.decode_batch:
             raise ValueError("base: expected a step to take time (base + decode_seq > 0), got 0")
 
     @classmethod
@@ -54,13 +64,17 @@ class EngineModel:
         """One of ``PRESETS``."""
         return PRESETS[check_choice(name, "preset", PRESETS)]
 
-    def step(self, prefill_tokens: float, prefill_seqs: int, decode_seqs: int, kv_tokens: float) -> float:
+    def step(
+        self, prefill_tokens: float, prefill_seqs: int, decode_seqs: int, kv_tokens: float, decode_adapters: int = 0
+    ) -> float:
         """Seconds of one step without loads."""
+        batch = self.decode_batch
         return (
             self.base
             + self.prefill_token * prefill_tokens
             + self.prefill_seq * prefill_seqs
-            + self.decode_seq * decode_seqs
+            + (batch[min(decode_seqs, len(batch)) - 1] if batch and decode_seqs else self.decode_seq * decode_seqs)
+            + self.decode_adapter * decode_adapters
             + self.kv_token * kv_tokens
         )
 
@@ -138,7 +152,9 @@ def fit_cost_profile(profile: Mapping[str, Mapping[str, list[float]]], load: flo
 
 @dataclass(frozen=True)
 class Step:
-    """What one engine step did and how long it took; ``loads`` is the number of adapters loaded."""
+    """What one engine step did and how long it took; ``loads`` is the number of adapters loaded, ``decode_adapters`` that of
+    different ones among the decoded sequences (the base model is none).
+    """
 
     prefill_tokens: int
     prefill_seqs: int
@@ -147,12 +163,18 @@ class Step:
     loads: int
     seconds: float
     load_seconds: float = 0.0
+    decode_adapters: int = 0
 
 
-def calibrate(steps: Iterable[Step]) -> EngineModel:
-    """Fit all coefficients to measured steps by non-negative least squares on relative errors.
+def calibrate(steps: Iterable[Step], by_batch: bool = False) -> EngineModel:
+    """Fit all coefficients to measured steps by non-negative least squares.
 
     Loads are timed apart (``load_seconds``); at least one step with a load is needed to know their cost.
+
+    Args:
+        steps: what was measured.
+        by_batch: fit ``decode_batch``, one time for each number of sequences, instead of ``base`` and ``decode_seq`` (sizes that
+            never occurred lie on the line between their neighbours).
     """
     steps = list(steps)
     if len(steps) < 5:
@@ -160,18 +182,30 @@ def calibrate(steps: Iterable[Step]) -> EngineModel:
     seconds = check_array([s.seconds - s.load_seconds for s in steps], "steps.seconds", shape=("n",))
     if (seconds <= 0).any():
         raise ValueError(f"steps.seconds: expected positive times beside loads, got {seconds.min()}")
-    columns = np.array([[1.0, s.prefill_tokens, s.prefill_seqs, s.decode_seqs, s.kv_tokens] for s in steps])
+    together = np.array([s.decode_seqs for s in steps])
+    sizes = np.unique(together[together > 0])
+    shared = np.array([[s.prefill_tokens, s.prefill_seqs, s.kv_tokens, s.decode_adapters] for s in steps])
+    decode = together[:, None] == sizes if by_batch else np.stack([np.ones_like(together), together], axis=1)
+    columns = np.concatenate([shared, decode], axis=1).astype(float)
     scale = np.maximum(columns.max(axis=0), 1.0)
     # The makespan is what has to come out: absolute errors, so that long steps count for their length.
-    base, per_token, per_prompt, per_seq, per_kv = nnls(columns / scale, seconds)[0] / scale
+    per_token, per_prompt, per_kv, per_adapter, *rest = map(float, nnls(columns / scale, seconds)[0] / scale)
+    base, per_seq, batch = 0.0, 0.0, ()
+    if by_batch and len(sizes):
+        every = np.interp(np.arange(1, sizes[-1] + 1), sizes, rest)
+        batch = tuple(max(float(t), 1e-9) for t in every)
+    elif not by_batch:
+        base, per_seq = rest
     loads = sum(s.loads for s in steps)
     load = sum(s.load_seconds for s in steps) / loads if loads else 0.0
     return EngineModel(
-        max(float(base), 1e-9),
-        float(per_token),
-        float(per_seq),
-        float(per_kv),
+        max(base, 1e-9),
+        per_token,
+        per_seq,
+        per_kv,
         load,
-        float(per_prompt),
+        per_prompt,
+        decode_adapter=per_adapter,
+        decode_batch=batch,
         source=f"calibrated on {len(steps)} measured steps",
     )

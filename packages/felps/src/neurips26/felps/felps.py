@@ -10,12 +10,14 @@ weight a unit: with ``P_a = f_a + lambda * e_a`` an absent adapter ``b`` displac
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from neurips26.felps.choices import Choices
 from neurips26.felps.ledger import Ledger, OutputEstimator
 from neurips26.felps.policy import Policy, Rank
 from neurips26.felps.request import BASE, Request
+from neurips26.shared.arrays import check_choice, check_real
 
 _DIGITS = 12  # priorities closer than this are a tie: rounding must not decide who pays for a load
 
@@ -25,13 +27,24 @@ def resolve_weight(weight: float | None, alpha: float | None) -> float:
     if weight is not None and alpha is not None:
         raise ValueError("give weight or alpha, not both")
     if alpha is not None:
-        if not (math.isfinite(alpha) and 0 <= alpha < 1):
-            raise ValueError(f"alpha must lie in [0, 1), got {alpha}")
+        alpha = check_real(alpha, "alpha", minimum=0.0)
+        if alpha >= 1:
+            raise ValueError(f"alpha: expected a number in [0, 1), got {alpha}")
         return alpha / (1.0 - alpha)
-    weight = Choices.weight if weight is None else weight
-    if not (isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0):
-        raise ValueError(f"weight must be a finite number >= 0, got {weight}")
-    return float(weight)
+    return check_real(Choices.weight if weight is None else weight, "weight", minimum=0.0)
+
+
+def _load_costs(costs: Mapping[int | str, float] | None) -> dict[int, float]:
+    """Seconds by adapter id; JSON, and so vLLM's configuration, knows ids as text only."""
+    if not isinstance(costs, Mapping) or not costs:
+        raise ValueError(f"residency='cost' needs load_cost, the seconds to load each adapter, got {costs!r}")
+    try:
+        table = {int(adapter): check_real(seconds, "load_cost", minimum=0.0) for adapter, seconds in costs.items()}
+    except ValueError as error:
+        raise ValueError(f"load_cost: expected adapter id -> seconds, got {costs!r} ({error})") from None
+    if not max(table.values()) > 0.0:
+        raise ValueError("load_cost: expected an adapter that takes time to load, got 0 for all")
+    return table
 
 
 @Policy.register("felps")
@@ -70,24 +83,22 @@ class FELPSPolicy(Policy):
         prior_output: float = Choices.prior_output,
         ewma_rate: float = Choices.ewma_rate,
         residency: str = Choices.residency,
-        load_cost: dict[int, float] | None = None,
+        load_cost: Mapping[int | str, float] | None = None,
         max_draining: int | None = Choices.max_draining,
         charge_recompute: bool = Choices.charge_recompute,
         charge_cached: bool = Choices.charge_cached,
         commit: bool = Choices.commit,
     ) -> None:
         super().__init__(mode, input_price, output_price, max_draining)
-        if form not in ("deficit", "ratio", "log"):
-            raise ValueError(f"form must be one of deficit, ratio, log, got {form!r}")
-        if residency not in ("binary", "cost"):
-            raise ValueError(f"residency must be one of binary, cost, got {residency!r}")
-        if residency == "cost" and not load_cost:
-            raise ValueError("residency='cost' needs load_cost, the seconds to load each adapter")
+        self.form = check_choice(form, "form", ("deficit", "ratio", "log"))
+        self.residency = check_choice(residency, "residency", ("binary", "cost"))
         self.weight = resolve_weight(weight, alpha)
-        self.form, self.residency = form, residency
-        self.charge_recompute, self.charge_cached = charge_recompute, charge_cached
-        self.commit = commit
-        self.load_cost = dict(load_cost or {})
+        switches = {"charge_recompute": charge_recompute, "charge_cached": charge_cached, "commit": commit}
+        for name, switch in switches.items():
+            if not isinstance(switch, bool):
+                raise TypeError(f"{name}: expected true or false, got {switch!r}")
+        self.charge_recompute, self.charge_cached, self.commit = switches.values()
+        self.load_cost = _load_costs(load_cost) if residency == "cost" else {}
         self._dearest = max(self.load_cost.values(), default=0.0)
         self.ledger = Ledger(
             self.input_price, self.output_price, OutputEstimator(estimator, prior_output, ewma_rate), half_life

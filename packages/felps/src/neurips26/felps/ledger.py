@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 from neurips26.felps.request import Request
+from neurips26.shared.arrays import check_choice, check_real
 
 ESTIMATORS = ("ewma", "max_tokens", "oracle", "fixed")
 
@@ -27,13 +28,11 @@ class OutputEstimator:
     """
 
     def __init__(self, kind: str = "ewma", prior: float = 200.0, rate: float = 0.1) -> None:
-        if kind not in ESTIMATORS:
-            raise ValueError(f"estimator must be one of {', '.join(ESTIMATORS)}, got {kind!r}")
-        if not (math.isfinite(prior) and prior > 0):
-            raise ValueError(f"prior_output must be a positive number of tokens, got {prior}")
-        if not 0 < rate <= 1:
-            raise ValueError(f"ewma_rate must lie in (0, 1], got {rate}")
-        self.kind, self.prior, self.rate = kind, float(prior), float(rate)
+        self.kind = check_choice(kind, "estimator", ESTIMATORS)
+        self.prior = check_real(prior, "prior_output", minimum=0.0, inclusive=False)
+        self.rate = check_real(rate, "ewma_rate", minimum=0.0, maximum=1.0)
+        if not self.rate:
+            raise ValueError("ewma_rate: expected a number above 0, got 0: nothing would be learned")
         self.mean: dict[int, float] = {}
 
     def predict(self, request: Request) -> float:
@@ -76,8 +75,8 @@ class Ledger:
     def __init__(
         self, input_price: float, output_price: float, estimator: OutputEstimator, half_life: float | None = None
     ) -> None:
-        if half_life is not None and not (math.isfinite(half_life) and half_life > 0):
-            raise ValueError(f"half_life must be a positive number of seconds or None, got {half_life}")
+        if half_life is not None:
+            half_life = check_real(half_life, "half_life", minimum=0.0, inclusive=False)
         self.input_price, self.output_price = input_price, output_price
         self.estimator = estimator
         self.half_life = half_life

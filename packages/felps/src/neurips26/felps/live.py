@@ -123,26 +123,25 @@ def real_and_simulated(ctx: Context, seeds: int = 8) -> list[dict[str, dict[str,
     def load(seed: int) -> Workload:
         return small_arena(path, seed, 12, 6, 40, 16, 2.0)
 
-    def measured(seed: int) -> dict[str, dict[str, Any]]:
-        row = {}
-        for name, setting in SETTINGS.items():
-            real = _get_lab().engine.run(load(seed), build(setting))
-            row[name] = {"figures": _figures(real.run), "steps": [list(astuple(step)) for step in real.steps]}
-        return row
+    def measured(seed: int, name: str) -> dict[str, Any]:
+        real = _get_lab().engine.run(load(seed), build(SETTINGS[name]))
+        return {"figures": _figures(real.run), "steps": [list(astuple(step)) for step in real.steps]}
 
     cells = _shared(ctx)
-    everything = {
-        seed: cells.get(f"real {seed}", lambda seed=seed: measured(seed))
-        for seed in ctx.track(ctx.seeds(seeds), "real engine")
+    # Seeds inside policies: a slow minute of the machine then falls on several traces, and not on all runs of one.
+    jobs = [(name, seed) for name in SETTINGS for seed in ctx.seeds(seeds)]
+    real = {
+        (name, seed): cells.get(f"real {name} {seed}", lambda name=name, seed=seed: measured(seed, name))
+        for name, seed in ctx.track(jobs, "real engine")
     }
     rows = []
-    for seed in everything:
-        others = [row for other, row in everything.items() if other != seed]
-        model = calibrate([Step(*step) for row in others for run in row.values() for step in run["steps"]])
+    for seed in ctx.seeds(seeds):
+        others = [run for (_, other), run in real.items() if other != seed]
+        model = calibrate([Step(*step) for run in others for step in run["steps"]], by_batch=True)
         rows.append(
             {
                 name: {
-                    "real": everything[seed][name]["figures"],
+                    "real": real[name, seed]["figures"],
                     "simulated": _figures(_simulator(model).run(load(seed), build(setting))),
                 }
                 for name, setting in SETTINGS.items()
@@ -215,7 +214,7 @@ def vllm_python() -> Path:
     return path
 
 
-def serve_in_vllm(job: dict[str, Any], seconds: float = 1800.0) -> list[dict[str, Any]]:
+def serve_in_vllm(job: dict[str, Any], seconds: float = 1800.0) -> list[list[dict[str, Any]]]:
     """Run a job of ``integrations.replay_vllm`` in the vLLM environment."""
     environment = os.environ | {
         "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -233,8 +232,8 @@ def serve_in_vllm(job: dict[str, Any], seconds: float = 1800.0) -> list[dict[str
 
 VLLM_ENGINE = {"max_loras": 3, "max_num_seqs": 12, "max_model_len": 512, "max_num_batched_tokens": 512}
 VLLM_ADAPTERS = 12
-# The weight is the tune record's choice ("vllm-weight"); a prior of 16 tokens is near the mean output of these short requests.
-PLUG_IN = {"policy": "felps", "weight": 0.7, "prior_output": 16.0}
+# Weight and slots are the tune record's choice ("vllm-weight"); a prior of 16 tokens is near the mean output of these requests.
+PLUG_IN = {"policy": "felps", "weight": 0.6, "max_draining": 2, "prior_output": 16.0}
 
 
 def vllm_workload(path: Path | None, seed: int, development: bool = False) -> Workload:
@@ -243,16 +242,15 @@ def vllm_workload(path: Path | None, seed: int, development: bool = False) -> Wo
     return small_arena(path, seed, 110, VLLM_ADAPTERS, 96, 40, 2.0, span)
 
 
-def vllm_forecast(path: Path | None, seed: int, weights: Sequence[float]) -> dict[str, dict[str, float]]:
-    """What the simulator expects of the plug-in with each weight, and of vLLM's own rule, on a development window."""
+def vllm_forecast(path: Path | None, seed: int, settings: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    """What the simulator expects of vLLM's own rule and of the plug-in with each setting, on a development window."""
     load = vllm_workload(path, seed, development=True)
     limits = {name: VLLM_ENGINE[name] for name in ("max_loras", "max_num_seqs", "max_num_batched_tokens")}
     simulator = Simulator(EngineModel.preset("vllm-cpu-small"), **limits, kv_tokens=100_000, sample_every=0.1)
-    settings = {"default": {"policy": "fcfs"}} | {str(w): PLUG_IN | {"weight": w} for w in weights}
-    figures = {}
-    for name, setting in settings.items():
+    figures = []
+    for setting in ({"policy": "fcfs"}, *(PLUG_IN | setting for setting in settings)):
         run = simulator.run(load, build(setting))
-        figures[name] = {"jain": run.jain_served_fraction(), "throughput": float(load.cost().sum()) / run.makespan}
+        figures.append({"jain": run.jain_served_fraction(), "throughput": float(load.cost().sum()) / run.makespan})
     return figures
 
 
@@ -289,46 +287,42 @@ def fairness_of(workload: Workload, outcome: dict[str, Any], until: float, sampl
     return {"jain": float(np.mean(values)), "throughput": float(workload.cost().sum() / outcome["makespan"])}
 
 
-def vllm_outcomes(ctx: Context, seeds: int = 5) -> dict[str, Any]:
-    """One visit to vLLM: per seed the plug-in and vLLM's own scheduler on the replayed trace, and on a long queue.
+def vllm_outcomes(ctx: Context, windows: int = 32, queues: int = 5) -> dict[str, Any]:
+    """One visit to vLLM: its own scheduler and the plug-in side by side on windows of the trace, and on long queues.
 
-    The trace is served twice by each (default, plug-in, plug-in, default), so that an engine that grows faster or slower
-    favours nobody; figures are means of the two. The long queue is 512 requests at the start, so that 256 wait on average.
+    A long queue is 512 requests at the start, so that 256 wait on average. "different" counts requests, of the window and (on
+    the first seeds) of the queue, whose tokens are not the same under both.
     """
     path = ctx.data("arena")
 
     def serve() -> dict[str, Any]:
-        loads = [vllm_workload(path, seed) for seed in ctx.seeds(seeds)]
-        queues = []
-        for seed in ctx.seeds(seeds):
+        loads = [vllm_workload(path, seed) for seed in ctx.seeds(windows)]
+        served = [_rows(load) for load in loads]
+        for seed in ctx.seeds(queues):
             adapters = rng(seed, "felps", "overhead").integers(1, VLLM_ADAPTERS + 1, 512)
-            queues.append([[0.0, int(a), 16, 4] for a in adapters])
-        runs = []
-        for load, queue in zip(loads, queues):
-            runs += [{"scheduler": s, "rows": _rows(load)} for s in (None, PLUG_IN, PLUG_IN, None)]
-            runs += [{"scheduler": s, "rows": queue} for s in (None, PLUG_IN)]
-        outcomes = iter(serve_in_vllm({"engine": VLLM_ENGINE, "adapters": VLLM_ADAPTERS, "runs": runs}))
+            served.append([[0.0, int(a), 16, 4] for a in adapters])
+        runs = [{"schedulers": [None, PLUG_IN], "rows": rows} for rows in served]
+        outcomes = serve_in_vllm({"engine": VLLM_ENGINE, "adapters": VLLM_ADAPTERS, "runs": runs})
         rows, shares = [], []
-        for load in loads:
-            default, ours, ours_again, default_again, default_queue, ours_queue = (next(outcomes) for _ in range(6))
-            row: dict[str, Any] = {"different": 0}
-            turns: dict[str, list[dict[str, float]]] = {"default": [], "felps": []}
-            for theirs, mine in ((default, ours), (default_again, ours_again)):
-                until = min(theirs["makespan"], mine["makespan"])
-                for name, o in (("default", theirs), ("felps", mine)):
-                    kept = ("loads", "makespan", "steps", "preemptions", "schedule_seconds")
-                    turns[name].append(fairness_of(load, o, until) | {k: o[k] for k in kept})
-            for name, both in turns.items():
-                row[name] = {k: (both[0][k] + both[1][k]) / 2 for k in both[0]}
-            for theirs, mine in ((default, ours), (default_again, ours_again), (default_queue, ours_queue)):
-                row["different"] += sum(text != mine["texts"].get(k) for k, text in theirs["texts"].items())
+        for load, (theirs, mine) in zip(loads, outcomes):
+            until = min(theirs["makespan"], mine["makespan"])
+            row: dict[str, Any] = {"different": _different(theirs, mine)}
+            for name, o in (("default", theirs), ("felps", mine)):
+                kept = ("loads", "makespan", "steps", "preemptions", "schedule_seconds")
+                row[name] = fairness_of(load, o, until) | {k: o[k] for k in kept}
             rows.append(row)
-            theirs, mine = default_queue, ours_queue
+        for row, (theirs, mine) in zip(rows, outcomes[windows:]):
+            row["different"] += _different(theirs, mine)
             added = mine["schedule_seconds"] / mine["steps"] - theirs["schedule_seconds"] / theirs["steps"]
             shares.append(added / (theirs["busy"] / theirs["steps"]))
         return {"rows": rows, "shares": shares}
 
     return _shared(ctx).get("vllm", serve)
+
+
+def _different(theirs: dict[str, Any], mine: dict[str, Any]) -> int:
+    """Requests whose tokens differ."""
+    return sum(tokens != mine["texts"].get(k) for k, tokens in theirs["texts"].items())
 
 
 def vllm_data(ctx: Context) -> list[DataUse]:

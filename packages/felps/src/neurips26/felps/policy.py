@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast, runtime_checkable
 
 from neurips26.felps.request import Request
 from neurips26.felps.slots import AdapterSlots
+from neurips26.shared.arrays import check_choice, check_int, check_real
 
 MODES = ("skip", "block", "drain")
 LAST = math.inf
@@ -195,16 +196,10 @@ class Policy(ABC):
         output_price: float = 2.0,
         max_draining: int | None = None,
     ) -> None:
-        if mode not in MODES:
-            raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
-        for label, price in (("input_price", input_price), ("output_price", output_price)):
-            if not (isinstance(price, int | float) and math.isfinite(price) and price > 0):
-                raise ValueError(f"{label} must be a positive number, got {price!r}")
-        if max_draining is not None and (not isinstance(max_draining, int) or max_draining < 1):
-            raise ValueError(f"max_draining must be an integer of at least 1 or None, got {max_draining!r}")
-        self.mode = mode
-        self.input_price, self.output_price = float(input_price), float(output_price)
-        self.max_draining = max_draining
+        self.mode = check_choice(mode, "mode", MODES)
+        self.input_price = check_real(input_price, "input_price", minimum=0.0, inclusive=False)
+        self.output_price = check_real(output_price, "output_price", minimum=0.0, inclusive=False)
+        self.max_draining = None if max_draining is None else check_int(max_draining, "max_draining", minimum=1)
         self.now = 0.0
         self.slots: AdapterSlots | None = None
         self.queues: dict[int, RequestQueue] = {}

@@ -71,11 +71,13 @@ async def replay(
         transport: an httpx transport, for tests.
 
     Raises:
-        ValueError: an adapter of the workload has no model name.
+        ValueError: an adapter of the workload has no model name, or the address is none.
     """
     import httpx
 
     check_real(speed, "speed", minimum=0.0, inclusive=False)
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"url: expected http://host:port, got {url!r}")
     missing = sorted(set(workload.adapters.tolist()) - models.keys())
     if missing:
         raise ValueError(f"models: expected a name for every adapter, got none for {missing}")

@@ -16,7 +16,7 @@ import numpy as np
 from neurips26.felps.engine_model import EngineModel
 from neurips26.felps.metrics import RunResult
 from neurips26.felps.policy import Policy
-from neurips26.felps.request import Request
+from neurips26.felps.request import BASE, Request
 from neurips26.felps.slots import AdapterSlots
 from neurips26.felps.workload import Workload
 from neurips26.shared.arrays import check_int, check_real
@@ -202,7 +202,15 @@ class _Loop:
 
     def _execute(self, decode_seqs: int, kv_read: int) -> float:
         """Do the step (decode ``self.decoding``, process the prompts of ``self.started``); returns its seconds."""
-        return self.sim.engine.step(self.step_prefill, self.step_prompts, decode_seqs, kv_read) + self.stall
+        engine = self.sim.engine
+        return (
+            engine.step(self.step_prefill, self.step_prompts, decode_seqs, kv_read, self._decode_adapters())
+            + self.stall
+        )
+
+    def _decode_adapters(self) -> int:
+        """Adapters among the decoding sequences."""
+        return len(self.n_decode) - (BASE in self.n_decode)
 
     may_jump = True
     """Equal decode steps may be played at once."""
@@ -288,8 +296,9 @@ class _Loop:
                 if done < len(orders):
                     until = min(until, orders[done][0])
                 most = min(self.next_end - self.tick, (sim.kv_tokens - self.kv) // max(decode_seqs, 1))
+                adapters = self._decode_adapters()
                 while repeat < most and end < until:
-                    end += engine.step(0, 0, decode_seqs, kv_read + decode_seqs * repeat)
+                    end += engine.step(0, 0, decode_seqs, kv_read + decode_seqs * repeat, adapters)
                     repeat += 1
             if not (decode_seqs or self.step_prompts):
                 # Work waits and the engine is empty, but the policy admits nobody: only time can change its mind.

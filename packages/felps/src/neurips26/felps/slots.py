@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 from neurips26.felps.request import BASE
+from neurips26.shared.arrays import check_choice, check_int
 
 EVICTIONS = ("lru", "lfu", "cost", "served")
 
@@ -46,12 +47,8 @@ class AdapterSlots:
         load_cost: Mapping[int, float] | None = None,
         score: Callable[[int], float] | None = None,
     ) -> None:
-        if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
-            raise ValueError(f"max_loras must be an integer of at least 1, got {capacity!r}")
-        if eviction not in EVICTIONS:
-            raise ValueError(f"eviction must be one of {', '.join(EVICTIONS)}, got {eviction!r}")
-        self.capacity = capacity
-        self.eviction = eviction
+        self.capacity = check_int(capacity, "max_loras", minimum=1)
+        self.eviction = check_choice(eviction, "eviction", EVICTIONS)
         self.load_cost = dict(load_cost or {})
         self.score = score
         self.listener: ResidencyListener | None = None

@@ -308,8 +308,8 @@ def _seconds(value: object) -> float:
 
 def _tokens(value: object) -> int:
     number = float(value)  # type: ignore[arg-type]
-    if not math.isfinite(number) or number != int(number):
-        raise ValueError(f"expected a whole number of tokens, got {value!r}")
+    if not (0 <= number < 1e9 and number == int(number)):
+        raise ValueError(f"expected a whole number of tokens, at least 0 and below 1e9, got {value!r}")
     return int(number)
 
 

@@ -4,8 +4,9 @@ Runs in an environment that has vLLM (``benchmarks/vllm_env.sh`` makes one for t
 
     python -m neurips26.felps.integrations.replay_vllm < job.json > outcome.json
 
-The engine runs in this process, on one thread. Its clock is CPU time, so that a busy machine does not change arrivals
-relative to service; while nothing runs, the clock jumps to the next arrival.
+The engines run in this process, on one thread. The clock of a replay is CPU time, so that a busy machine does not change
+arrivals relative to service; while nothing runs, the clock jumps to the next arrival. Replays that are compared run side by
+side, a step each in turn: a CPU second is worth more or less as other programs use the memory, and so it is for both.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +89,53 @@ def prompt_tokens(index: int, length: int) -> list[int]:
     return [3 + (7919 * (index + 1) + 104729 * i) % (VOCABULARY - 3) for i in range(length)]
 
 
+class Stopwatch:
+    """CPU seconds of this process while it runs."""
+
+    def __init__(self) -> None:
+        self.before, self.since = 0.0, time.process_time()
+
+    def stop(self) -> None:
+        """What follows is not counted."""
+        self.before += time.process_time() - self.since
+
+    def start(self) -> None:
+        """Go on counting."""
+        self.since = time.process_time()
+
+    def read(self) -> float:
+        """Seconds counted so far (while it runs)."""
+        return self.before + time.process_time() - self.since
+
+
 def replay(
     engine: Any, rows: list[list[float]], paths: dict[int, str], aborts: dict[int, float] | None = None
 ) -> dict[str, Any]:
-    """Serve ``rows`` of (arrival, adapter, prompt, output) and return times, texts, service curves and loads.
+    """One replay alone, see ``steps``."""
+    return in_turns([steps(engine, rows, paths, aborts)])[0]
 
-    A plug-in begins with empty books: what an earlier replay served is no credit and no debt in this one.
+
+def in_turns(replays: list[Generator[None, None, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Run replays on different engines side by side, a step each in turn; their outcomes."""
+    outcomes: list[dict[str, Any]] = [{} for _ in replays]
+    going = dict(enumerate(replays))
+    while going:
+        for i, one in list(going.items()):
+            try:
+                next(one)
+            except StopIteration as end:
+                outcomes[i] = end.value
+                del going[i]
+    return outcomes
+
+
+def steps(
+    engine: Any, rows: list[list[float]], paths: dict[int, str], aborts: dict[int, float] | None = None
+) -> Generator[None, None, dict[str, Any]]:
+    """Serve ``rows`` of (arrival, adapter, prompt, output), pausing after every engine step.
+
+    Returns times, texts, service curves and loads. A plug-in begins with empty books: what an earlier replay served is no
+    credit and no debt in this one.
     """
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
@@ -106,15 +149,15 @@ def replay(
     first: dict[int, float] = {}
     finish: dict[int, float] = {}
     progress: list[list[float]] = []  # (time, request, tokens)
-    schedule_seconds, steps, preemptions = 0.0, 0, 0
+    schedule_seconds, busy_steps, preemptions = 0.0, 0, 0
     inner, inner_update = scheduler.schedule, scheduler.update_from_output
 
     def timed_schedule(*args: Any, **kwargs: Any) -> Any:
-        nonlocal schedule_seconds, steps, preemptions
+        nonlocal schedule_seconds, busy_steps, preemptions
         began = time.process_time()
         out = inner(*args, **kwargs)
         schedule_seconds += time.process_time() - began
-        steps += bool(out.num_scheduled_tokens)
+        busy_steps += bool(out.num_scheduled_tokens)
         preemptions += len(out.preempted_req_ids or ())
         return out
 
@@ -132,9 +175,9 @@ def replay(
     gone = dict(aborts or {})
     order: list[int] = []
     jump = 0.0
-    start = time.process_time()
+    clock = Stopwatch()
     while pending or open_requests:
-        now = time.process_time() - start + jump
+        now = clock.read() + jump
         if not open_requests and rows[pending[0]][0] > now:
             jump += rows[pending[0]][0] - now
             now = rows[pending[0]][0]
@@ -151,7 +194,7 @@ def replay(
             open_requests.discard(index)
             del gone[index]
         outputs = engine.step()
-        now = time.process_time() - start + jump
+        now = clock.read() + jump
         for output in outputs:
             index = int(output.request_id.split("-")[0])
             tokens = list(output.outputs[0].token_ids)
@@ -165,10 +208,13 @@ def replay(
             if output.finished:
                 finish[index] = now
                 open_requests.discard(index)
+        clock.stop()
+        yield
+        clock.start()
     scheduler.schedule, scheduler.update_from_output = inner, inner_update
     return {
-        "makespan": time.process_time() - start + jump,
-        "busy": time.process_time() - start,
+        "makespan": clock.read() + jump,
+        "busy": clock.read(),
         "first": {str(k): v for k, v in first.items()},
         "finish": {str(k): v for k, v in finish.items()},
         "texts": {str(k): v for k, v in texts.items()},
@@ -176,7 +222,7 @@ def replay(
         "order": order,
         "loads": worker_loads[0],
         "schedule_seconds": schedule_seconds,
-        "steps": steps,
+        "steps": busy_steps,
         "preemptions": preemptions,
         "mirror_loads": getattr(getattr(scheduler.waiting, "slots", None), "loads", None),
         "waiting_left": len(scheduler.waiting),
@@ -205,26 +251,24 @@ def _count_loads(engine: Any) -> list[int]:
 def main() -> int:
     """Read a job, serve every run of it, write the outcomes.
 
-    The job: ``{"engine": {...}, "adapters": n, "model": {...}, "runs": [{"scheduler": {...} or null, "rows": [...]}]}``.
-    Runs with an equal scheduler and engine share one, which starts each with empty books; all engines stay.
+    The job: ``{"engine": {...}, "adapters": n, "runs": [{"schedulers": [{...} or null, ...], "rows": [...]}]}``; the answer
+    has a list of outcomes a run, one a scheduler. Every scheduler has one engine, which starts each run with empty books.
     """
     job = json.load(sys.stdin)
     real_stdout = os.dup(1)
     os.dup2(2, 1)  # vLLM prints; the answer has the stream for itself
-    outcomes: list[dict[str, Any]] = []
+    outcomes: list[list[dict[str, Any]]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = make_model(folder / "model", **job.get("model", {}))
-        paths = make_adapters(model, folder, int(job["adapters"]), **job.get("lora", {}))
+        model = make_model(folder / "model")
+        paths = make_adapters(model, folder, int(job["adapters"]))
         engines: dict[str, Any] = {}
         for run in job["runs"]:
-            key = json.dumps([run["scheduler"], run.get("engine")], sort_keys=True)
-            if key not in engines:
-                engines[key] = build_engine(model, job.get("engine", {}) | run.get("engine", {}), run["scheduler"])
-                warm = [[0.0, 1 + i % int(job["adapters"]), 40, 16] for i in range(24)]
-                replay(engines[key], warm, paths)
-            aborts = {int(k): v for k, v in run.get("aborts", {}).items()}
-            outcomes.append(replay(engines[key], run["rows"], paths, aborts))
+            for scheduler in run["schedulers"]:
+                if json.dumps(scheduler) not in engines:
+                    engine = engines[json.dumps(scheduler)] = build_engine(model, job["engine"], scheduler)
+                    replay(engine, [[0.0, 1 + i % int(job["adapters"]), 40, 16] for i in range(24)], paths)
+            outcomes.append(in_turns([steps(engines[json.dumps(s)], run["rows"], paths) for s in run["schedulers"]]))
     with os.fdopen(real_stdout, "w") as stream:
         json.dump(outcomes, stream)
     return 0

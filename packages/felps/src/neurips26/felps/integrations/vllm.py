@@ -63,7 +63,10 @@ class FELPSScheduler(AsyncScheduler):
         if self.requests:
             raise RuntimeError(f"fresh_policy: expected no open request, got {len(self.requests)}")
         additional = self.vllm_config.additional_config or {}
-        options = dict(additional.get("felps", {}) if isinstance(additional, dict) else {})
+        options = additional.get("felps", {}) if isinstance(additional, dict) else {}
+        if not isinstance(options, dict):
+            raise ValueError(f"additional_config: expected felps to be an object of settings, got {options!r}")
+        options = dict(options)
         slots = getattr(self.waiting, "slots", None)  # not vLLM's own queue, which has none
         if slots is None:
             slots = AdapterSlots(self.lora_config.max_loras if self.lora_config else 1)
