@@ -188,6 +188,8 @@ def test_new_package_is_green_and_an_undeclared_import_is_red(copy, uv, clean_en
     done = isolated(uv, copy, clean_env, "-m", "neurips26.shared.cli", "run", "planted", "--out", "build")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "holds" in done.stdout
+    table = (copy / "README.md").read_text("utf-8").split("## Use one package")[0]
+    assert table.count("| [planted](packages/planted) |") == 1
 
     # Something the house has and this package does not declare: another distribution of the dev machine.
     module = copy / "packages" / "planted" / "src" / "neurips26" / "planted" / "shrinkage.py"
@@ -209,7 +211,7 @@ def test_new_package_passes_the_static_checks(copy, root, clean_env):
 def test_new_refuses_what_is_no_slug(copy):
     import new
 
-    for slug in ("", "Planted", "a_b", "-a", "shared", "planted"):
+    for slug in ("", "Planted", "a_b", "-a", "../a", "a b", "class", "shared", "demo", "run", "planted"):
         with pytest.raises(ValueError, match="SLUG: expected"):
             new.lay_out(slug, copy)
     texts = itertools.chain.from_iterable(new.files(s, "1.2").values() for s in ("a-b", "zeta"))

@@ -5,16 +5,48 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
-from neurips26.shared import registry, runs
-from neurips26.shared.record import code_digest, is_stale, run_tier
-from neurips26.shared.verify import same, verify_record
+from neurips26.shared import cli, pages, registry, runs
+from neurips26.shared.record import code_digest, is_stale, read_record, run_tier
+from neurips26.shared.verify import same, verify_record, verify_tree
 
 
-def cli(site, *args, cwd, **env):
-    environment = {**os.environ, "PYTHONPATH": str(site), **env}
-    command = [sys.executable, "-m", "neurips26.shared.cli", *args]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False)
+@pytest.fixture
+def neurips26(fake_paper, tmp_path, monkeypatch, capsys):
+    """Run the command in this process, in an empty folder: exit status, what it said, and its errors as one line."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "out", Console(width=200, no_color=True))
+    monkeypatch.setattr(cli, "err", Console(stderr=True, width=200, no_color=True))
+
+    def run(*args):
+        capsys.readouterr()
+        try:
+            code = cli.main(list(args))
+        except SystemExit as stop:
+            code = stop.code
+        said = capsys.readouterr()
+        return code, said.out, " ".join(said.err.split())
+
+    return run
+
+
+def in_a_fork(do):
+    """Exit status of `do()` in a child of this process, which has imported everything already."""
+    child = os.fork()
+    if child == 0:
+        try:
+            do()
+            os._exit(0)
+        finally:
+            os._exit(70)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def committed(record):
+    """A record as if it had been made from a clean tree."""
+    head = subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
+    return json.loads(json.dumps(record)) | {"dirty": False, "revision": head}
 
 
 def test_papers_are_listed_without_import_and_a_broken_one_with_its_error(fake_paper):
@@ -37,11 +69,7 @@ def test_a_run_is_judged_recorded_and_verifies(fake_paper, tmp_path):
     assert smaller["data"] == [{"name": "numbers", "kind": "generated"}]
     assert gpu["verdict"] == "not testable here" and gpu["reason"] == "no GPU"
     assert (tmp_path / "out/fake-paper/figures/smaller.png").read_bytes() == b"png"
-    record["dirty"], record["revision"] = (
-        False,
-        subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip(),
-    )
-    assert verify_record(record, path) == []
+    assert verify_record(committed(record), path) == []
     assert not is_stale(record, paper)
 
 
@@ -61,29 +89,97 @@ def test_a_run_is_judged_recorded_and_verifies(fake_paper, tmp_path):
     ],
 )
 def test_verify_finds_what_was_changed_by_hand(fake_paper, tmp_path, change, message):
-    record = run_tier(registry.find("fake-paper"), "quick", tmp_path)
-    record = json.loads(json.dumps(record))
-    record["dirty"], record["revision"] = (
-        False,
-        subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip(),
-    )
+    record = committed(run_tier(registry.find("fake-paper"), "quick", tmp_path))
     change(record)
     problems = verify_record(copy.deepcopy(record), tmp_path / "fake-paper" / "quick.json")
     assert any(message in p for p in problems), problems
 
 
-def test_a_killed_run_continues_after_its_finished_cells(fake_paper, tmp_path):
-    killed = cli(fake_paper, "run", "fake-paper", cwd=tmp_path, FAKE_DIE="3")
-    assert killed.returncode == 9
+def test_a_killed_run_continues_after_its_finished_cells(neurips26, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("FAKE_DIE", "3")
+        assert in_a_fork(lambda: cli.main(["run", "fake-paper"])) == 9
     assert not (tmp_path / "build/fake-paper/quick.json").exists()
-    done = cli(fake_paper, "run", "fake-paper", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    code, _, error = neurips26("run", "fake-paper")
+    assert code == 0, error
     first = 10_000
     assert (tmp_path / "log").read_text().split("\n")[:-1] == [f"cell {first + i}" for i in (0, 1, 2, 3, 3, 4, 5)]
-    again = cli(fake_paper, "run", "fake-paper", cwd=tmp_path)
-    assert again.returncode == 0 and len((tmp_path / "log").read_text().split("\n")) == 8
-    explained = cli(fake_paper, "explain", "smaller", cwd=tmp_path)
-    assert "neurips26 run fake-paper --tier quick --only smaller --force" in " ".join(explained.stdout.split())
+    code, _, error = neurips26("run", "fake-paper")
+    assert code == 0 and len((tmp_path / "log").read_text().split("\n")) == 8
+    explained = " ".join(neurips26("explain", "smaller")[1].split())
+    assert "neurips26 run fake-paper --tier quick --only smaller --force" in explained
+
+
+def test_killed_at_any_write_it_leaves_the_old_record_or_the_new_one(fake_paper, tmp_path):
+    """Every file that a run writes, and both sides of the moment at which it gets its name."""
+    paper, target = registry.find("fake-paper"), tmp_path / "fake-paper" / "quick.json"
+    run_tier(paper, "quick", tmp_path)
+    cells = [row["ours"] for row in read_record(target)["claims"]]
+
+    def die(at, after):
+        plain, left = os.replace, at
+
+        def counted(source, name):
+            nonlocal left
+            left -= 1
+            if left == 0 and not after:
+                os._exit(9)
+            plain(source, name)
+            if left == 0:
+                os._exit(9)
+
+        os.replace = counted
+        run_tier(paper, "quick", tmp_path, force=True)
+
+    killed = 0
+    for at in range(1, 100):
+        before = target.read_bytes()
+        codes = set()
+        for after in (False, True):
+            codes.add(in_a_fork(lambda at=at, after=after: die(at, after)))
+            there = target.read_bytes()
+            assert there == before or [row["ours"] for row in json.loads(there)["claims"]] == cells
+            # What the kill left half-written in the folder is no record.
+            (record,) = pages.load_records([tmp_path])
+            assert record["paper"] == "fake-paper"
+        run_tier(paper, "quick", tmp_path)
+        assert [row["ours"] for row in read_record(target)["claims"]] == cells
+        if codes == {0}:
+            break
+        assert codes == {9}
+        killed += 1
+    assert killed == 10  # the digest of the code, six cells, the claim, its picture, the record
+
+
+def test_a_run_of_one_claim_forgets_that_one_only(fake_paper, tmp_path):
+    paper = registry.find("fake-paper")
+    log = tmp_path / "log"
+    run_tier(paper, "quick", tmp_path)
+    run_tier(paper, "quick", tmp_path, only=["needs-a-gpu"], force=True)
+    assert len(log.read_text().splitlines()) == 6
+    record = run_tier(paper, "quick", tmp_path, only=["smaller"], force=True)
+    assert len(log.read_text().splitlines()) == 12 and len(record["claims"]) == 2
+    with pytest.raises(ValueError, match="only: expected ids among smaller, needs-a-gpu, got ../../log"):
+        run_tier(paper, "quick", tmp_path, only=["../../log"], force=True)
+    assert log.exists()
+    with pytest.raises(ValueError, match="only: expected no ids in the tune tier"):
+        run_tier(paper, "tune", tmp_path, only=["rates"])
+
+
+def test_a_committed_record_loses_no_row_of_the_same_code(fake_paper, tmp_path, monkeypatch):
+    """On a fresh clone nothing is cached: `record --only` would leave what it did not run out of the record."""
+    paper = registry.find("fake-paper")
+    monkeypatch.setattr("neurips26.shared.record.git", lambda *args, **more: "")
+    toml = fake_paper / "neurips26/fake_paper/claims.py"
+    toml.write_text(toml.read_text().replace("def gpu_only", "def other", 1).replace(', needs=("gpu",)', "", 1).replace(
+        'raise AssertionError("never called without a GPU")', "return Measurement(ours=Series({}, [0.5] * 5))"))  # fmt: skip
+    run_tier(paper, "cpu", tmp_path, work=tmp_path / "one", committed=True)
+    before = (tmp_path / "fake-paper/cpu.json").read_bytes()
+    with pytest.raises(ValueError, match=r"got one without needs-a-gpu, .*`neurips26 run fake-paper --tier cpu`"):
+        run_tier(paper, "cpu", tmp_path, work=tmp_path / "two", only=["smaller"], committed=True)
+    assert (tmp_path / "fake-paper/cpu.json").read_bytes() == before
+    record = run_tier(paper, "cpu", tmp_path, work=tmp_path / "one", only=["smaller"], force=True, committed=True)
+    assert len(record["claims"]) == 2
 
 
 def test_only_keeps_what_this_machine_cannot_measure(fake_paper, tmp_path):
@@ -103,15 +199,15 @@ def test_without_the_declared_data_a_row_is_a_proxy_that_says_so(fake_paper, tmp
 
 
 def test_claims_run_on_one_thread_unless_the_user_says_otherwise(fake_paper, tmp_path):
+    """In a process of its own, where numpy is not imported yet."""
     source = fake_paper / "neurips26/fake_paper/claims.py"
-    source.write_text(source.read_text() + '\nprint("threads", os.environ["OMP_NUM_THREADS"])\n')
-    unset = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")} | {"PYTHONPATH": str(fake_paper)}
-    for chosen, seen in (({}, "threads 1"), ({"OMP_NUM_THREADS": "3"}, "threads 3")):
-        command = [sys.executable, "-m", "neurips26.shared.cli", "run", "fake-paper", "--force"]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=unset | chosen, capture_output=True, text=True, timeout=120, check=True
-        )
-        assert seen in done.stdout
+    seen = '\nprint("threads", os.environ["OMP_NUM_THREADS"], os.environ["OPENBLAS_NUM_THREADS"])\n'
+    source.write_text(source.read_text() + seen)
+    unset = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
+    env = unset | {"PYTHONPATH": str(fake_paper), "OMP_NUM_THREADS": "3"}
+    command = [sys.executable, "-m", "neurips26.shared.cli", "run", "fake-paper"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=True)
+    assert "threads 3 1" in done.stdout
 
 
 def test_a_claim_may_say_why_it_cannot_be_tested(fake_paper, tmp_path):
@@ -148,41 +244,80 @@ def test_the_digest_sees_code_and_not_prose(tmp_path):
     ("args", "message"),
     [
         (["run", "fake-papr"], "did you mean fake-paper"),
+        (["run", "[/red]"], "got '[/red]'"),
         (["run", "fake-paper", "--tier", "quik"], "did you mean 'quick'"),
         (["run", "fake-paper", "--only", "smal"], "expected ids among smaller, needs-a-gpu"),
         (["run", "broken-paper"], "paper.toml"),
         (["record", "fake-paper", "--tier", "quick"], "not committed"),
         (["record", "fake-paper"], "git checkout without changes"),
         (["run", "fake-paper", "--out", "file/below"], "out: expected a folder"),
+        (["run", "fake-paper", "--out", "file"], "out: expected a folder"),
+        (["claims", "fake-papr"], "did you mean fake-paper"),
+        (["data", "fetch", "fake-papr"], "did you mean fake-paper"),
         (["explain", "smller"], "did you mean smaller"),
+        (["explain", "other-paper/smaller"], "expected the id of a recorded claim"),
         (["verify", "nowhere"], "expected a folder of records"),
         (["fake-paper", "go"], "commands of its own"),
+        (["fake-papr", "go"], "did you mean fake-paper"),
         (["rn"], "did you mean"),
     ],
 )
-def test_bad_commands_get_one_line(fake_paper, tmp_path, args, message):
+def test_bad_commands_get_one_line(neurips26, tmp_path, args, message):
     (tmp_path / "file").write_text("")
     if args[0] == "explain":
-        assert cli(fake_paper, "run", "fake-paper", cwd=tmp_path).returncode == 0
-    done = cli(fake_paper, *args, cwd=tmp_path)
-    assert done.returncode == 2
-    assert message in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
+        assert neurips26("run", "fake-paper")[0] == 0
+    code, _, error = neurips26(*args)
+    assert code == 2 and error.startswith("error: ") and message in error
 
 
-def test_a_damaged_record_is_named_and_replaced_only_with_force(fake_paper, tmp_path):
+def test_ctrl_c_is_no_traceback(neurips26, monkeypatch):
+    def interrupted(*args, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("neurips26.shared.record.run_tier", interrupted)
+    code, _, error = neurips26("run", "fake-paper")
+    assert code == 130 and error.startswith("interrupted")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\xff", '{"schema": 2}', '{"schema": 1}', '{"schema": 1, "claims": [3]}'])
+def test_a_damaged_record_is_named_and_replaced_only_with_force(neurips26, tmp_path, text):
     path = tmp_path / "build/fake-paper/quick.json"
     path.parent.mkdir(parents=True)
-    path.write_text("{")
-    done = cli(fake_paper, "run", "fake-paper", cwd=tmp_path)
-    assert done.returncode == 2 and "quick.json" in done.stderr and path.read_text() == "{"
-    assert cli(fake_paper, "run", "fake-paper", "--force", cwd=tmp_path).returncode == 0
-    assert runs.read_json(path)["schema"] == 1
+    path.write_bytes(text.encode("latin-1"))
+    for command in (["run", "fake-paper"], ["explain", "smaller"]):
+        code, _, error = neurips26(*command)
+        assert code == 2 and "quick.json" in error and "left as it is" in error
+    assert path.read_bytes() == text.encode("latin-1")
+    assert verify_tree(tmp_path / "build", say=lambda _: None)[0].startswith(str(path))
+    assert neurips26("run", "fake-paper", "--force")[0] == 0
+    assert read_record(path)["schema"] == 1
 
 
-def test_two_runs_in_one_directory(fake_paper, tmp_path):
+def test_a_damaged_record_hides_no_other(neurips26, tmp_path):
+    assert neurips26("run", "fake-paper")[0] == 0
+    torn = tmp_path / "build/a-paper/cpu.json"
+    torn.parent.mkdir()
+    torn.write_text("{")
+    assert neurips26("explain", "smaller")[0] == 0
+    assert neurips26("report")[0] == 0
+    page = (tmp_path / "build/report/index.html").read_text()
+    assert "ours is smaller" in page and "a-paper/cpu.json: expected JSON, got a damaged file" in page
+
+
+def test_brackets_are_printed_as_they_are(neurips26, fake_paper):
+    source = fake_paper / "neurips26/fake_paper/claims.py"
+    source.write_text(source.read_text().replace("ours is smaller", "ours is smaller [b] in [/a, c]"))
+    code, said, _ = neurips26("claims", "fake-paper")
+    assert code == 0 and "ours is smaller [b] in [/a, c]" in said
+    assert neurips26("run", "fake-paper")[0] == 0
+    code, said, _ = neurips26("explain", "smaller")
+    assert code == 0 and "ours is smaller [b] in [/a, c]" in said
+
+
+def test_two_runs_in_one_directory(neurips26, tmp_path):
     with runs.lock(tmp_path / "build/.work/fake-paper/quick"):
-        done = cli(fake_paper, "run", "fake-paper", cwd=tmp_path)
-    assert done.returncode == 2 and ".lock" in done.stderr
+        code, _, error = neurips26("run", "fake-paper")
+    assert code == 2 and ".lock" in error
 
 
 def test_same_compares_nested_numbers():

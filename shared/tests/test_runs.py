@@ -48,6 +48,46 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path):
         assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
 
 
+def test_of_many_that_find_a_dead_lock_one_takes_it(tmp_path):
+    """Each looks, then takes; between the two no other may have taken it."""
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    who = {"pid": dead.pid, "started": 0.0, "host": runs.socket.gethostname()}
+    (tmp_path / ".lock").write_text(json.dumps(who))
+    answers, say = os.pipe()
+    go, hold = os.pipe()
+    children = []
+    for _ in range(6):
+        child = os.fork()
+        if child == 0:
+            os.close(hold)
+            try:
+                with runs.lock(tmp_path):
+                    os.write(say, b"y")
+                    os.read(go, 1)  # until the parent has heard all
+            except runs.LockedError:
+                os.write(say, b"n")
+            finally:
+                os._exit(0)
+        children.append(child)
+    heard = b""
+    while len(heard) < len(children):
+        heard += os.read(answers, 1)
+    for end in (go, hold, say, answers):
+        os.close(end)
+    for child in children:
+        os.waitpid(child, 0)
+    assert sorted(heard) == sorted(b"y" + b"n" * 5)
+    assert not (tmp_path / ".lock").exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"pid": 1'])
+def test_a_lock_without_an_owner_is_taken_over(tmp_path, text):
+    (tmp_path / ".lock").write_text(text)
+    with runs.lock(tmp_path):
+        assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+
+
 def test_a_finished_cell_never_runs_twice(tmp_path):
     calls = []
     sweep = grid.Grid(tmp_path)

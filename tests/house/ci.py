@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from common import ROOT, environment, find_uv, minutes
+from common import ROOT, NoUvError, environment, find_uv, minutes
 
 #: Seconds after which the remaining steps fail unrun, so that the summary is printed before a runner ends the job.
 TIME_LIMIT = 80 * 60.0
@@ -28,7 +28,11 @@ class Step(NamedTuple):
 
 def main() -> int:
     """Run all steps even when one fails; 0 when every one passes."""
-    uv, env = find_uv(), environment()
+    try:
+        uv, env = find_uv(), environment()
+    except NoUvError as error:
+        print(f"ci: {error}")
+        return 1
     no_data = {**env, "NEURIPS26_DATA": ""}
     groups = [f for name in ("dev", "check", "house") for f in ("--group", name)]
     everything = [uv, "sync", "-q", "--frozen", "--all-packages", "--all-extras", *groups]

@@ -19,8 +19,16 @@ def slugs() -> list[str]:
     return sorted(p.parent.name for p in (ROOT / "packages").glob("*/pyproject.toml"))
 
 
+class NoUvError(RuntimeError):
+    """No usable uv is installed and pip could not bring one."""
+
+
 def find_uv() -> str:
-    """Path of a usable uv: the installed one, else one brought by pip into ``.uv``."""
+    """Path of a usable uv: the installed one, else one brought by pip into ``.uv``.
+
+    Raises:
+        NoUvError: the message is pip's last line.
+    """
     # A uv inside .venv/bin came with a dependency (flwr) and is not the user's.
     path = os.pathsep.join(p for p in os.environ.get("PATH", "").split(os.pathsep) if ".venv" not in p)
     installed = shutil.which("uv", path=path)
@@ -29,8 +37,14 @@ def find_uv() -> str:
     private = PRIVATE_UV / "bin" / "uv"
     if not private.exists():
         print("setup: no uv here; fetching it with pip into .uv/", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", str(PRIVATE_UV)], check=True)
-        subprocess.run([str(PRIVATE_UV / "bin" / "python"), "-m", "pip", "install", "-q", "uv>=0.8"], check=True)
+        python = str(PRIVATE_UV / "bin" / "python")
+        for command in (
+            [sys.executable, "-m", "venv", str(PRIVATE_UV)],
+            [python, "-m", "pip", "install", "-q", "uv>=0.8"],
+        ):
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+            if done.returncode:
+                raise NoUvError(f"no uv here, and pip could not bring it: {last_lines(done.stdout)}")
     return str(private)
 
 
@@ -52,6 +66,12 @@ def environment() -> dict[str, str]:
     env.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
     env.setdefault("HF_HUB_OFFLINE", "1")
     return env
+
+
+def last_lines(text: str, n: int = 2) -> str:
+    """The last lines of what a command said, as one line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " ".join(" ".join(lines[-n:]).split())[:300] if lines else "no message"
 
 
 def minutes(seconds: float) -> str:

@@ -2,16 +2,18 @@
 
     python3 tests/house/demo.py [slug …]
 
-A paper that cannot be set up (a dead network, say) or that fails does not stop the others: the page says so.
+A paper that cannot be set up (a dead network, say) or that fails does not stop the others: the page says so, also where
+nothing at all could be set up.
 """
 
 from __future__ import annotations
 
+import html
 import subprocess
 import sys
 import time
 
-from common import ROOT, environment, find_uv, minutes, slugs
+from common import ROOT, NoUvError, environment, find_uv, last_lines, minutes, slugs
 
 PAGE = "build/report/index.html"
 
@@ -23,8 +25,13 @@ def main(chosen: list[str]) -> int:
     if unknown:
         print(f"demo: expected slugs among {', '.join(known)}, got {', '.join(unknown)}")
         return 2
-    uv, env = find_uv(), environment()
-    chosen = chosen or known
+    chosen, env = chosen or known, environment()
+    try:
+        uv = find_uv()
+    except NoUvError as error:
+        _plain_page(dict.fromkeys(chosen, str(error)))
+        print(f"demo: {error}\npage: {ROOT / PAGE}")
+        return 1
     times: list[tuple[str, float, str]] = []
     notes: dict[str, str] = {}
     started = time.monotonic()
@@ -51,11 +58,11 @@ def _one(uv: str, env: dict[str, str], slug: str) -> str:
     done = subprocess.run(sync, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         print(done.stderr)
-        return f"could not be set up: {_last(done.stderr)}"
+        return f"could not be set up: {last_lines(done.stderr)}"
     run = [uv, "run", "--no-sync", "neurips26", "run", slug, "--tier", "quick", "--out", "build"]
     if subprocess.run(run, cwd=ROOT, env=env, check=False).returncode:
         again = subprocess.run(run, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-        return f"could not be run: {_last(again.stderr)}" if again.returncode else ""
+        return f"could not be run: {last_lines(again.stderr)}" if again.returncode else ""
     return ""
 
 
@@ -63,12 +70,21 @@ def _page(uv: str, env: dict[str, str], notes: dict[str, str]) -> None:
     command = [uv, "run", "--no-sync", "neurips26", "report", "--out", PAGE]
     if notes:
         command += ["--note", *(f"{slug}={text}" for slug, text in notes.items())]
-    subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, check=False)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    done = subprocess.run(command, cwd=ROOT, env=env, text=True, check=False, **quiet)
+    if done.returncode:
+        _plain_page(notes or {"report": last_lines(done.stderr)})
 
 
-def _last(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " ".join(" ".join(lines[-2:]).split())[:300] if lines else "no message"
+def _plain_page(notes: dict[str, str]) -> None:
+    """The page where the report itself cannot run: what went wrong, in the standard library's means."""
+    rows = "".join(f"<h2>{html.escape(slug)}</h2><pre>{html.escape(text)}</pre>" for slug, text in notes.items())
+    page = ROOT / PAGE
+    page.parent.mkdir(parents=True, exist_ok=True)
+    head = (
+        '<!doctype html><meta charset="utf-8"><title>neurips26</title><meta name="color-scheme" content="light dark">'
+    )
+    page.write_text(f"{head}<h1>neurips26: the demo did not run</h1>{rows}\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -6,13 +6,32 @@ Replace it piece by piece; nothing in it needs to be learnt first.
 
 from __future__ import annotations
 
+import keyword
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
-from common import ROOT, environment, find_uv
+from common import ROOT, NoUvError, environment, find_uv
+
+#: Words that a target of the Makefile, a verb of the command or a folder has already.
+TAKEN = {
+    "shared",
+    "tests",
+    "help",
+    "setup",
+    "demo",
+    "test",
+    "test-slow",
+    "check",
+    "bench",
+    "wheels",
+    "report",
+    "readme",
+    "new",
+}
+TAKEN |= {"ci", "list", "claims", "run", "record", "explain", "verify", "data", "doctor"}
 
 PYPROJECT = """\
 [project]
@@ -315,13 +334,15 @@ def _by_module(line: str) -> str:
 
 
 def lay_out(slug: str, root: Path = ROOT) -> Path:
-    """Write the package below ``root/packages``.
+    """Write the package below ``root/packages`` and list it in the README.
 
     Raises:
         ValueError: not a slug, or one that is taken; nothing is written.
     """
-    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", slug) or slug == "shared":
+    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", slug) or keyword.iskeyword(slug):
         raise ValueError(f"SLUG: expected lower-case words joined by hyphens (make new SLUG=my-paper), got {slug!r}")
+    if slug in TAKEN:
+        raise ValueError(f"SLUG: expected a name that no command, target or folder has, got {slug!r}")
     folder = root / "packages" / slug
     if folder.exists():
         raise ValueError(f"SLUG: expected a new name, got {slug!r}, which packages/{slug} has already")
@@ -330,7 +351,17 @@ def lay_out(slug: str, root: Path = ROOT) -> Path:
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, "utf-8")
+    _list_in_readme(root / "README.md", slug)
     return folder
+
+
+def _list_in_readme(readme: Path, slug: str) -> None:
+    """Put a line for the package after the last one of the table of packages."""
+    lines = readme.read_text("utf-8").splitlines(keepends=True)
+    listed = [i for i, line in enumerate(lines) if re.match(r"\| \[[a-z0-9-]+\]\(packages/[a-z0-9-]+\) \|", line)]
+    if listed:
+        lines.insert(listed[-1] + 1, f"| [{slug}](packages/{slug}) | one line that says what the method does |\n")
+        readme.write_text("".join(lines), "utf-8")
 
 
 def main(slug: str) -> int:
@@ -340,10 +371,14 @@ def main(slug: str) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    code = subprocess.run([find_uv(), "lock", "-q"], cwd=ROOT, env=environment(), check=False).returncode
+    try:
+        code = subprocess.run([find_uv(), "lock", "-q"], cwd=ROOT, env=environment(), check=False).returncode
+    except NoUvError as error:
+        print(f"new: {error}", file=sys.stderr)
+        code = 1
     if code:
         print(
-            "new: the package is laid out, but `uv lock` failed; run it again when there is a network", file=sys.stderr
+            "new: the package is laid out, but `uv lock` did not run: run it when there is a network", file=sys.stderr
         )
         return code
     print(f"new: {folder.relative_to(ROOT)}; try `make {slug}`, then read CONTRIBUTING.md")

@@ -3,9 +3,12 @@
 import contextlib
 import sys
 
-from common import find_uv
+from common import NoUvError, find_uv
 
 if __name__ == "__main__":
-    with contextlib.redirect_stdout(sys.stderr):
-        path = find_uv()
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            path = find_uv()
+    except NoUvError as error:
+        sys.exit(str(error))
     print(path)

@@ -54,13 +54,24 @@ def patched_method(name, method):
     return mock.patch.dict(client.METHODS, {name: method})
 
 
+_finished = {}
+
+
+def finished(config):
+    """The result of an undisturbed run; several tests compare with the same one."""
+    key = repr(sorted(config.to_run_config().items()))
+    if key not in _finished:
+        _finished[key] = run_federated(config)
+    return _finished[key]
+
+
 def same(a, b):
     return a.final.keys() == b.final.keys() and all(torch.equal(a.final[k], b.final[k]) for k in a.final)
 
 
 @pytest.mark.parametrize("config", [BASE, MIXED, MIXED.replace(method="hetlora"), BASE.replace(method="rolora")])
 def test_equal_settings_end_in_equal_bits_and_equal_bytes(config):
-    one, two = run_federated(config), run_federated(config)
+    one, two = finished(config), run_federated(config)
     assert same(one, two) and one.meter.rows == two.meter.rows
     assert not same(one, run_federated(config.replace(seed=1)))
 
@@ -84,7 +95,7 @@ def test_server_and_clients_work_on_as_many_threads_as_the_settings_say():
 
 
 def test_order_of_replies_does_not_matter(monkeypatch):
-    one = run_federated(BASE)
+    one = finished(BASE)
     plain = InProcessGrid.send_and_receive
     monkeypatch.setattr(
         InProcessGrid, "send_and_receive", lambda self, m, *, timeout=None: list(plain(self, m, timeout=timeout))[::-1]
@@ -501,14 +512,14 @@ def test_store_reads_earlier_rounds_only_and_survives_on_disk(tmp_path):
 
 @pytest.mark.parametrize("config", [BASE, MIXED, BASE.replace(method="rolora"), BASE.replace(method="fedex")])
 def test_resume_ends_in_the_same_bits(config, tmp_path):
-    whole = run_federated(config)
+    whole = finished(config)
     run_federated(config.replace(rounds=2), out_dir=tmp_path)
     resumed = run_federated(config, out_dir=tmp_path, resume=True)
     assert same(whole, resumed) and whole.meter.total("down") == resumed.meter.total("down")
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, caplog):
-    whole = run_federated(BASE)
+    whole = finished(BASE)
     run_federated(BASE.replace(rounds=3), out_dir=tmp_path)
     (tmp_path / "checkpoints" / "round-00003.safetensors").write_bytes(b"torn")
     assert same(whole, run_federated(BASE, out_dir=tmp_path, resume=True))
@@ -526,7 +537,7 @@ def test_other_settings_or_another_run_in_the_folder_are_refused(tmp_path):
 
 
 def test_a_full_disk_leaves_the_older_checkpoints_whole(tmp_path, monkeypatch):
-    whole = run_federated(BASE)
+    whole = finished(BASE)
     plain = checkpoint.atomic_write_bytes
 
     def full(path, data):
@@ -552,7 +563,7 @@ def test_an_interrupt_and_another_one_leave_a_run_that_can_be_resumed(tmp_path, 
         if round == 2:
             raise KeyboardInterrupt
 
-    whole = run_federated(BASE)
+    whole = finished(BASE)
     with pytest.raises(KeyboardInterrupt):
         run_federated(BASE, out_dir=tmp_path, callbacks=[interrupt])
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from neurips26.shared import registry, runs
@@ -39,7 +40,7 @@ class List:
         for heading in ("paper", "title", "provenance", "state"):
             table.add_column(heading, overflow="fold")
         for paper in registry.papers():
-            table.add_row(paper.slug, paper.title, paper.provenance, paper.error or "installed")
+            table.add_row(*map(escape, (paper.slug, paper.title, paper.provenance, paper.error or "installed")))
         out.print(table)
         return 0
 
@@ -56,8 +57,9 @@ class Claims:
         for fn in vars(paper.load_claims()).values():
             if hasattr(fn, "claim"):
                 c = fn.claim
-                out.print(f"[bold]{c.id}[/] ({c.scope}; {', '.join(fn.tiers)})", highlight=False)
-                out.print(f"  {c.statement}\n  paper: {c.paper_value}\n  holds if: {c.criterion}", highlight=False)
+                out.print(f"[bold]{escape(c.id)}[/] ({c.scope}; {', '.join(fn.tiers)})", highlight=False)
+                told = f"  {c.statement}\n  paper: {c.paper_value}\n  holds if: {c.criterion}"
+                out.print(told, markup=False, highlight=False)
         return 0
 
 
@@ -123,7 +125,7 @@ class Explain:
             near = difflib.get_close_matches(name, known, n=3)
             hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known) or 'none'}"
             raise ValueError(f"claim: expected the id of a recorded claim, got {self.claim!r} ({hint})")
-        out.print(text, highlight=False)
+        out.print(text, markup=False, highlight=False)
         return 0
 
 
@@ -170,9 +172,11 @@ class Verify:
 
         if not self.results.is_dir():
             raise ValueError(f"results: expected a folder of records, got {self.results}")
-        problems = verify_tree(self.results, self.rerun, say=lambda text: out.print(text, highlight=False))
+        problems = verify_tree(
+            self.results, self.rerun, say=lambda text: out.print(text, markup=False, highlight=False)
+        )
         for problem in problems:
-            out.print(f"[red]{problem}[/]", highlight=False)
+            out.print(problem, style="red", markup=False, highlight=False)
         out.print("records verify" if not problems else f"{len(problems)} problems")
         return 1 if problems else 0
 
@@ -202,7 +206,7 @@ class Data:
                     failed += self.action == "check" and where is None
                 except (DataMissing, data.ChecksumError, OSError) as error:
                     state, failed = str(error), failed + 1
-                table.add_row(paper.slug, item.name, f"{item.size / 1e6:.1f}", item.licence, state)
+                table.add_row(*map(escape, (paper.slug, item.name, f"{item.size / 1e6:.1f}", item.licence, state)))
         out.print(table)
         return 1 if failed else 0
 
@@ -215,7 +219,7 @@ class Doctor:
         from neurips26.shared.doctor import diagnose
 
         for key, value in diagnose().items():
-            out.print(f"[bold]{key:<10}[/] {value}", highlight=False)
+            out.print(f"[bold]{key:<10}[/] {escape(value)}", highlight=False)
         return 0
 
 
@@ -250,8 +254,11 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, TypeError, runs.LockedError, DataMissing, RuntimeError, OSError) as error:
         if os.environ.get("NEURIPS26_TRACEBACK"):
             raise
-        err.print(f"[red]error:[/] {error}", highlight=False, markup=True, soft_wrap=True)
+        err.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         return 2
+    except KeyboardInterrupt:
+        err.print("interrupted; what was finished is kept, the same command goes on from there", highlight=False)
+        return 130
 
 
 def _paper_verb(slug: str, rest: list[str]) -> int:
@@ -302,7 +309,7 @@ def _run(slug: str, tier: str, target: Path, work: Path, only: list[str], force:
         effect = "–" if row["effect"] is None else f"{row['effect']:.4g}"
         colour = COLOURS[row["verdict"]]
         verdict = f"[{colour}]{row['verdict']}[/], {row['scope']}"
-        table.add_row(row["id"], effect, interval.replace("[", r"\["), str(Criterion(**row["criterion"])), verdict)
+        table.add_row(escape(row["id"]), effect, escape(interval), escape(str(Criterion(**row["criterion"]))), verdict)
     for grid in record.get("grids", []):
         table.add_row(grid["id"], f"{len(grid['cells'])} cells", "", "", "tuned")
     out.print(table)

@@ -24,7 +24,12 @@ def diagnose() -> dict[str, str]:
     disk = shutil.disk_usage(Path.cwd())
     papers = registry.papers()
     declared = [d for p in papers for d in p.data]
-    present = sum(data.find_set(d) is not None for d in declared)
+    present, wrong = 0, []
+    for item in declared:
+        try:
+            present += data.find_set(item) is not None
+        except data.ChecksumError as error:
+            wrong.append(str(error))
     versions = []
     for name in _NAMED:
         try:
@@ -39,6 +44,8 @@ def diagnose() -> dict[str, str]:
         "disk": f"{disk.free / 2**30:.0f} GiB free here",
         "gpu": gpu_name() or "none: claims that need one read 'not testable here'",
         "papers": f"{len(papers)} installed, {sum(bool(p.error) for p in papers)} broken",
-        "data": f"{present} of {len(declared)} declared files present; NEURIPS26_DATA={folder or 'not set'}",
+        "data": "; ".join(
+            [f"{present} of {len(declared)} declared files present", f"NEURIPS26_DATA={folder or 'not set'}", *wrong]
+        ),
         "versions": ", ".join(versions),
     }

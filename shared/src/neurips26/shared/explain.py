@@ -7,27 +7,37 @@ from pathlib import Path
 from typing import Any
 
 from neurips26.shared.claims import Criterion
-from neurips26.shared.record import read_record
+from neurips26.shared.record import read_record, record_files
+from neurips26.shared.runs import CorruptRecordError
 
 __all__ = ["explain", "remake_command"]
 
 
 def remake_command(slug: str, tier: str, claim: str) -> str:
-    """The command that measures a claim again."""
-    verb = "run" if tier == "quick" else "record"
-    return f"neurips26 {verb} {slug} --tier {tier} --only {claim} --force"
+    """The command that measures a claim again, into build/: beside a committed record, which stays as it is."""
+    return f"neurips26 run {slug} --tier {tier} --only {claim} --force"
 
 
 def explain(claim: str, slug: str, folders: Sequence[Path]) -> tuple[str | None, list[str]]:
-    """Text about every recorded row of ``claim`` (of paper ``slug`` unless ""), and all known ids."""
-    texts, known = [], []
+    """Text about every recorded row of ``claim`` (of paper ``slug`` unless ""), and all known ids.
+
+    Raises:
+        CorruptRecordError: a record is damaged and none of the others has the claim.
+    """
+    texts, known, damaged = [], [], []
     for folder in folders:
-        for path in sorted(folder.glob("*/*.json")):
-            record = read_record(path)
+        for path in record_files(folder):
+            try:
+                record = read_record(path)
+            except CorruptRecordError as error:
+                damaged.append(error)
+                continue
             for row in record["claims"]:
                 known.append(row["id"])
                 if row["id"] == claim and slug in ("", record["paper"]):
                     texts.append(_row(record, row))
+    if damaged and not texts:
+        raise damaged[0]
     return ("\n\n".join(texts) if texts else None), sorted(set(known))
 
 

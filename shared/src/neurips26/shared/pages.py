@@ -8,25 +8,34 @@ from pathlib import Path
 from typing import Any
 
 from neurips26.shared import registry, report
-from neurips26.shared.record import is_stale, read_record
+from neurips26.shared.record import is_stale, read_record, record_files
 from neurips26.shared.runs import CorruptRecordError
 
 __all__ = ["load_records", "write_page", "write_readmes"]
 
 
-def load_records(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """All records below the folders, each claim with ``stale`` and each record with ``figures_dir``."""
+def load_records(folders: Sequence[Path], damaged: list[CorruptRecordError] | None = None) -> list[dict[str, Any]]:
+    """All records below the folders, each claim with ``stale`` and each record with ``figures_dir``.
+
+    Raises:
+        CorruptRecordError: a record is damaged; with a list ``damaged`` its error is put there and the others are read.
+    """
     papers = {p.slug: p for p in registry.papers()}
     records = []
-    for folder in folders:
-        for path in sorted(folder.glob("*/*.json")):
+    for path in (path for folder in folders for path in record_files(folder)):
+        try:
             record = read_record(path)
-            paper = papers.get(record["paper"])
-            stale = paper is not None and is_stale(record, paper)
-            for row in record["claims"]:
-                row["stale"] = stale
-            record["figures_dir"] = str(path.parent / "figures")
-            records.append(record)
+        except CorruptRecordError as error:
+            if damaged is None:
+                raise
+            damaged.append(error)
+            continue
+        paper = papers.get(record["paper"])
+        stale = paper is not None and is_stale(record, paper)
+        for row in record["claims"]:
+            row["stale"] = stale
+        record["figures_dir"] = str(path.parent / "figures")
+        records.append(record)
     return records
 
 
@@ -36,23 +45,11 @@ def write_page(folders: Sequence[Path], out: Path, notes: Mapping[str, str]) -> 
     for slug, text in notes.items():
         row = next((p for p in papers if p["slug"] == slug), None)
         if row is None:
-            row = {
-                "slug": slug,
-                "title": slug,
-                "authors": "",
-                "summary": "",
-                "provenance": "",
-                "arxiv": "",
-                "error": "",
-            }
-            papers.append(row)
+            papers.append(row := {"slug": slug, "title": slug})
         row["error"] = text
-    records = []
-    for folder in folders:
-        try:
-            records += load_records([folder])
-        except CorruptRecordError as error:
-            papers.append({"slug": folder.name, "title": "damaged record", "error": str(error)})
+    damaged: list[CorruptRecordError] = []
+    records = load_records(folders, damaged)
+    papers += [{"slug": "damaged record", "title": "damaged record", "error": str(error)} for error in damaged]
     report.build_page(records, out, papers=papers)
 
 

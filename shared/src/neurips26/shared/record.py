@@ -10,14 +10,15 @@ import shutil
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
+from rich.markup import escape
 
 from neurips26.shared import data, runs
 from neurips26.shared.claims import Claim, Measurement, Tuning, judge
@@ -25,7 +26,16 @@ from neurips26.shared.context import Context
 from neurips26.shared.progress import console
 from neurips26.shared.registry import Paper
 
-__all__ = ["DirtyTreeError", "code_digest", "is_stale", "read_record", "run_tier", "source_digest"]
+__all__ = [
+    "DirtyTreeError",
+    "NotTestable",
+    "code_digest",
+    "is_stale",
+    "read_record",
+    "record_files",
+    "run_tier",
+    "source_digest",
+]
 
 SCHEMA = 1
 
@@ -43,6 +53,13 @@ class NotTestable(Exception):
 
 def code_digest(path: Path) -> str:
     """SHA-256 of what a Python file *does*: its syntax tree without docstrings, comments and layout."""
+    state = path.stat()
+    return _code_digest(path, state.st_mtime_ns, state.st_size)
+
+
+@cache
+def _code_digest(path: Path, _mtime: int, _size: int) -> str:
+    """Once a process for a file that did not change: a report asks for the same files a dozen times."""
     tree = ast.parse(path.read_text("utf-8"))
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
@@ -122,12 +139,20 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+@cache
+def _owners() -> Mapping[str, list[str]]:
+    """Which distributions have which top-level modules; it takes a second to find out."""
+    return metadata.packages_distributions()
+
+
+_version = cache(metadata.version)
+
+
 def _versions() -> dict[str, str]:
     """Versions of Python and of every distribution whose modules are loaded now."""
-    owners = metadata.packages_distributions()
     loaded = {name.partition(".")[0] for name in sys.modules}
-    names = sorted({d for m in loaded for d in owners.get(m, [])})
-    return {"python": platform.python_version(), **{n: metadata.version(n) for n in names}}
+    names = sorted({d for m in loaded for d in _owners().get(m, [])})
+    return {"python": platform.python_version(), **{n: _version(n) for n in names}}
 
 
 def git(*args: str, cwd: Path | None = None) -> str | None:
@@ -154,7 +179,6 @@ def run_tier(
     only: Sequence[str] = (),
     force: bool = False,
     committed: bool = False,
-    on_claim: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Run the claims of one tier, write ``out/<slug>/<tier>.json`` and return the record.
 
@@ -164,12 +188,12 @@ def run_tier(
         out: folder of the records; figures go to ``out/<slug>/figures``.
         work: folder of the run's working state (cells, finished claims); default ``out/.work``.
         only: ids of claims to run; the others keep what an earlier run of the same code measured.
-        force: forget finished cells and claims and replace a damaged record.
-        committed: the record will be committed: refuse a dirty tree.
-        on_claim: called with each finished row.
+        force: forget finished cells and claims (those of ``only`` where it names some) and replace a damaged record.
+        committed: the record will be committed: refuse a dirty tree, and to drop rows of this code that stand in it.
 
     Raises:
         DirtyTreeError: ``committed`` and the checkout has changes.
+        ValueError: an id of ``only`` that the tier does not have, or a committed row that would be lost.
         runs.LockedError: another run works in the same directory.
         runs.CorruptRecordError: the old record is damaged (named; replaced only with ``force``).
     """
@@ -183,36 +207,28 @@ def run_tier(
             f"record: expected a git checkout without changes, got {dirty or 'no checkout'!r}; commit first, then record"
         )
     folder = (work or out / ".work") / paper.slug / tier
+    functions = paper.tuning_functions() if tier == "tune" else paper.claim_functions(tier)
+    _check_only(only, functions, tier)
     with runs.lock(folder):
         source = source_digest(paper)
         stamp = folder / "source.json"
-        if force or (stamp.exists() and runs.read_json(stamp)["source"] != source):
+        everything = force and not only
+        if everything or (stamp.exists() and runs.read_json(stamp)["source"] != source):
             # Cells of other code are not this code's results.
             for stale in ("cells", "claims", "figures"):
                 shutil.rmtree(folder / stale, ignore_errors=True)
+        elif force:
+            for name in only:
+                shutil.rmtree(folder / "cells" / name, ignore_errors=True)
+                (folder / "claims" / f"{name}.json").unlink(missing_ok=True)
         runs.atomic_write_json(stamp, {"source": source})
         if tier == "tune":
-            rows, grids = [], [_run_grid(paper, fn, folder) for fn in paper.tuning_functions()]
+            rows, grids = [], [_run_grid(paper, fn, folder) for fn in functions]
         else:
-            functions = paper.claim_functions(tier)
-            unknown = set(only) - {f.claim.id for f in functions}
-            if unknown:
-                known = ", ".join(f.claim.id for f in functions)
-                raise ValueError(f"only: expected ids among {known}, got {', '.join(sorted(unknown))}")
-            # What was measured before and what no machine like this one can measure stay in the record: both cost nothing.
-            chosen = [
-                f
-                for f in functions
-                if not only
-                or f.claim.id in only
-                or _done(folder, f.claim)
-                or not all(_met(need) for need in f.claim.needs)
-            ]
-            rows, grids = [], []
-            for fn in chosen:
-                rows.append(_run_claim(paper, fn, tier, folder))
-                if on_claim:
-                    on_claim(rows[-1])
+            chosen = _chosen(functions, only, folder)
+            if committed and only and target.exists():
+                _keep_rows(target, source, functions, chosen)
+            rows, grids = [_run_claim(paper, fn, tier, folder) for fn in chosen], []
             _judge_rows(rows)
         record = {
             "schema": SCHEMA,
@@ -240,6 +256,46 @@ def run_tier(
     return record
 
 
+def _check_only(only: Sequence[str], functions: Sequence[Callable[..., Any]], tier: str) -> None:
+    if only and tier == "tune":
+        raise ValueError(f"only: expected no ids in the tune tier (finished cells cost nothing), got {', '.join(only)}")
+    known = [f.claim.id for f in functions] if only else []  # type: ignore[attr-defined]
+    if unknown := sorted(set(only) - set(known)):
+        raise ValueError(f"only: expected ids among {', '.join(known)}, got {', '.join(unknown)}")
+
+
+def _chosen(functions: Sequence[Callable[..., Any]], only: Sequence[str], folder: Path) -> list[Callable[..., Any]]:
+    """The claims of ``only``, what was measured before and what no machine like this one can measure: both cost nothing."""
+    if not only:
+        return list(functions)
+    return [
+        f
+        for f in functions
+        if f.claim.id in only or _done(folder, f.claim) or not all(_met(need) for need in f.claim.needs)  # type: ignore[attr-defined]
+    ]
+
+
+def _keep_rows(
+    target: Path, source: str, functions: Sequence[Callable[..., Any]], chosen: Sequence[Callable[..., Any]]
+) -> None:
+    """Refuse to write a record of a few claims over one in which the same code measured more.
+
+    Raises:
+        ValueError: rows would be lost; the message says how to measure a claim beside the record.
+    """
+    try:
+        there = read_record(target)
+    except runs.CorruptRecordError:
+        return  # asked for with force
+    left = {f.claim.id for f in functions} - {f.claim.id for f in chosen}  # type: ignore[attr-defined]
+    lost = sorted(left & {row["id"] for row in there["claims"]})
+    if there["hashes"]["source"] == source and lost:
+        raise ValueError(
+            f"only: expected a run that keeps the rows of {target}, got one without {', '.join(lost)}, whose finished cells "
+            f"are not here; `neurips26 run {there['paper']} --tier {there['tier']}` measures a claim beside the record"
+        )
+
+
 def _done(folder: Path, claim: Claim) -> bool:
     path = folder / "claims" / f"{claim.id}.json"
     return path.exists() and runs.read_json(path)["claim"] == claim.to_json()
@@ -254,7 +310,7 @@ def _run_claim(paper: Paper, fn: Callable[[Context], Measurement], tier: str, fo
     missing = [need for need in claim.needs if not _met(need)]
     if missing:
         return {**base, **Measurement().to_json(), "measured": False, "notes": [], "seconds": 0.0}
-    console.print(f"[bold]{paper.slug}[/] {claim.id}: {claim.statement}", highlight=False)
+    console.print(f"[bold]{paper.slug}[/] {escape(f'{claim.id}: {claim.statement}')}", highlight=False)
     ctx = Context(paper.slug, tier, claim.id, folder)
     started = time.perf_counter()
     try:
@@ -292,7 +348,8 @@ def _say_stand_in(row: dict[str, Any], paper: Paper) -> None:
 
 def _run_grid(paper: Paper, fn: Callable[[Context], Tuning], folder: Path) -> dict[str, Any]:
     ctx = Context(paper.slug, "tune", fn.grid_id, folder)  # type: ignore[attr-defined]
-    console.print(f"[bold]{paper.slug}[/] grid {ctx.claim}: {fn.statement}", highlight=False)  # type: ignore[attr-defined]
+    told = escape(f"grid {ctx.claim}: {fn.statement}")  # type: ignore[attr-defined]
+    console.print(f"[bold]{paper.slug}[/] {told}", highlight=False)
     started = time.perf_counter()
     tuned = fn(ctx)
     return {
@@ -317,12 +374,38 @@ def _judge_rows(rows: list[dict[str, Any]]) -> None:
         row["reason"] = row["reason"] or verdict.why
 
 
+def record_files(folder: Path) -> list[Path]:
+    """The records below a folder, by paper and tier; the half-written file of a process that was killed is none."""
+    return [path for path in sorted(folder.glob("*/*.json")) if not path.name.startswith(".")]
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """The JSON schema of a record."""
+    return json.loads(Path(__file__).with_name("record.schema.json").read_text("utf-8"))
+
+
 def read_record(path: Path) -> dict[str, Any]:
-    """Read a record; a damaged one raises :class:`runs.CorruptRecordError` and is left as it is."""
+    """Read a record; a damaged one raises :class:`runs.CorruptRecordError` and is left as it is.
+
+    Only what every reader counts on is looked at here, the names of the fields; ``verify`` checks the whole schema.
+    """
     record = runs.read_json(path)
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         got = record.get("schema") if isinstance(record, dict) else type(record).__name__
         raise runs.CorruptRecordError(f"{path}: expected a record of schema {SCHEMA}, got {got}; it was left as it is")
+    wanted = schema()
+    missing = [name for name in wanted["required"] if name not in record]
+    rows = record.get("claims")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        missing.append("claims (a list of rows)")
+    else:
+        needed = wanted["properties"]["claims"]["items"]["required"]
+        missing += sorted({f"claims/{name}" for row in rows for name in needed if name not in row})
+    if not isinstance(record.get("hashes"), dict) or not {"source", "data"} <= record["hashes"].keys():
+        missing.append("hashes (source and data)")
+    if missing:
+        raise runs.CorruptRecordError(f"{path}: expected {', '.join(missing)} in the record; it was left as it is")
     return record
 
 
@@ -333,10 +416,3 @@ def is_stale(record: dict[str, Any], paper: Paper) -> bool:
     declared = {d.name: d.sha256 for d in paper.data}
     changed_data = any(declared.get(name) != digest for name, digest in record["hashes"]["data"].items())
     return changed_data or record["hashes"]["source"] != source_digest(paper)
-
-
-def failed_row(error: BaseException) -> str:
-    """One line for the page about a paper whose run stopped."""
-    last = traceback.extract_tb(error.__traceback__)[-1:] if error.__traceback__ else []
-    where = f" ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
-    return f"{type(error).__name__}: {error}{where}"

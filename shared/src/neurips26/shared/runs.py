@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,30 +95,35 @@ def lock(directory: str | os.PathLike[str]) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
     owner = {"pid": os.getpid(), "started": psutil.Process().create_time(), "host": socket.gethostname()}
-    while True:
-        try:
-            handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-        except FileExistsError:
-            if _alive(path):
-                raise LockedError(
-                    f"{path}: another run works here ({_owner(path)}); wait for it, or remove this file if it is gone"
-                ) from None
-            path.unlink(missing_ok=True)
-            continue
-        with os.fdopen(handle, "w") as stream:
-            json.dump(owner, stream)
-        break
+    with _alone(folder):
+        if _alive(path):
+            raise LockedError(
+                f"{path}: another run works here ({_owner(path)}); wait for it, or remove this file if it is gone"
+            )
+        path.write_text(json.dumps(owner))
     try:
         yield
     finally:
         path.unlink(missing_ok=True)
 
 
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time looks at the lock of a folder and takes it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # network file systems that lock no folders: the gap between look and take stays
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _owner(path: Path) -> str:
     try:
         who = json.loads(path.read_text())
         return f"process {who['pid']} on {who['host']}"
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return "owner unknown"
 
 
@@ -132,7 +138,7 @@ def _alive(path: Path) -> bool:
         return False
     except FileNotFoundError:
         return False
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         # Half-written by a process that was killed between creating and filling it.
         return False
 

@@ -9,7 +9,6 @@ import math
 import subprocess
 import tempfile
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import jsonschema
 
 from neurips26.shared import data, registry, runs
 from neurips26.shared.context import Context
-from neurips26.shared.record import _judge_rows, git, is_stale, read_record, run_tier
+from neurips26.shared.record import _judge_rows, git, is_stale, read_record, record_files, run_tier, schema
 
 __all__ = ["verify_record", "verify_tree"]
 
@@ -27,15 +26,10 @@ _TOLERANCE = 1e-9
 _RERUN_SECONDS = 60.0
 
 
-@cache
-def _schema() -> dict[str, Any]:
-    return json.loads(Path(__file__).with_name("record.schema.json").read_text("utf-8"))
-
-
 def verify_tree(root: Path, rerun: bool = False, say: Callable[[str], None] = print) -> list[str]:
     """Verify every record below ``root``; returns the violations (stale rows are said, not counted)."""
     problems = []
-    for path in sorted(root.glob("*/*.json")):
+    for path in record_files(root):
         try:
             record = read_record(path)
         except runs.CorruptRecordError as error:
@@ -58,7 +52,7 @@ def verify_tree(root: Path, rerun: bool = False, say: Callable[[str], None] = pr
 def verify_record(record: dict[str, Any], path: Path) -> list[str]:
     """Problems of one record: schema, place, recomputed verdicts, agreement with the code, order of commits, figures."""
     name = f"{path.parent.name}/{path.name}"
-    errors = sorted(jsonschema.Draft202012Validator(_schema()).iter_errors(record), key=str)
+    errors = sorted(jsonschema.Draft202012Validator(schema()).iter_errors(record), key=str)
     if errors:
         return [f"{name}: {'/'.join(map(str, e.absolute_path)) or 'record'}: {e.message}" for e in errors[:5]]
     problems = []
@@ -153,7 +147,10 @@ def _criteria(source: str) -> dict[str, str]:
 
 def _against_tuning(record: dict[str, Any], path: Path) -> list[str]:
     tune = path.with_name("tune.json")
-    grids = {g["id"]: g["chosen"] for g in read_record(tune).get("grids", [])} if tune.exists() else {}
+    try:
+        grids = {g["id"]: g["chosen"] for g in read_record(tune).get("grids", [])} if tune.exists() else {}
+    except runs.CorruptRecordError:
+        grids = {}  # named when its own turn comes
     problems = []
     for row in record["claims"]:
         if row["tuned_by"] is None:
