@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import json
 import math
@@ -16,6 +15,7 @@ import jsonschema
 
 from neurips26.shared import data, registry, runs
 from neurips26.shared.context import Context
+from neurips26.shared.criteria import criteria, criterion_of
 from neurips26.shared.record import _judge_rows, git, is_stale, read_record, record_files, run_tier, schema
 
 __all__ = ["verify_record", "verify_tree"]
@@ -117,32 +117,20 @@ def _order_of_commits(record: dict[str, Any], name: str) -> list[str]:
     )
     if done.returncode != 0:
         return [f"{name}: revision: expected an ancestor of HEAD, got {revision}"]
-    matches = sorted((cwd / "packages" / record["paper"] / "src").glob("neurips26/*/claims.py"))
-    if not matches:
+    source = f"packages/{record['paper']}/src"
+    if not (cwd / source).is_dir():
         return []
-    relative = matches[0].relative_to(cwd).as_posix()
-    then = git("show", f"{revision}:{relative}", cwd=cwd)
-    if then is None:
-        return [f"{name}: {relative} did not exist at revision {revision}"]
-    before, now = _criteria(then), _criteria(matches[0].read_text("utf-8"))
-    return [
-        f"{name}: {row['id']}: its criterion was changed after the revision that made the record"
-        for row in record["claims"]
-        if before.get(row["id"], "absent") != now.get(row["id"], "absent")
-    ]
-
-
-def _criteria(source: str) -> dict[str, str]:
-    """The ``criterion=`` expression of each ``Claim(id="…")`` in a source text, as a syntax tree."""
-    found = {}
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Call):
-            continue
-        keywords = {k.arg: k.value for k in node.keywords}
-        name = keywords.get("id") or (node.args[0] if node.args else None)
-        if isinstance(name, ast.Constant) and isinstance(name.value, str) and "criterion" in keywords:
-            found[name.value] = ast.dump(keywords["criterion"])
-    return found
+    listed = (git("grep", "-l", "Criterion(", revision, "--", f"{source}/*.py", cwd=cwd) or "").splitlines()
+    then = criteria(git("show", name, cwd=cwd) or "" for name in listed)  # git lists <revision>:<path>
+    now = criteria(path.read_text("utf-8") for path in sorted((cwd / source).rglob("*.py")))
+    problems = []
+    for row in record["claims"]:
+        before, after = (criterion_of(row["id"], found) for found in (then, now))
+        if not after:
+            problems.append(f"{name}: {row['id']}: its criterion was not found in {source}")
+        elif before != after:
+            problems.append(f"{name}: {row['id']}: its criterion was changed after the revision that made the record")
+    return problems
 
 
 def _against_tuning(record: dict[str, Any], path: Path) -> list[str]:
