@@ -1,6 +1,7 @@
-"""The same apps where they are deployed: a SuperLink and two SuperNodes on loopback, with TLS and registered node keys.
+"""The README's commands of Flower: ``flwr run`` in a simulation, and a deployment on loopback with TLS and registered keys.
 
-The commands are those of the README. Every message is answered by a process of its own, as Flower does it.
+Both run the same apps and end in the same bits as a run in one process. In the deployment, a SuperLink and two SuperNodes,
+every message is answered by a process of its own, as Flower does it.
 """
 
 import json
@@ -60,12 +61,12 @@ class Loopback:
                 process.wait()
 
     def start(self, name, *command):
-        log = (self.folder / f"{name}.log").open("w")
-        self.started.append(
-            subprocess.Popen(
-                command, env=self.env, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        with (self.folder / f"{name}.log").open("w") as log:
+            self.started.append(
+                subprocess.Popen(
+                    command, env=self.env, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                )
             )
-        )
 
     def run(self, *command):
         done = subprocess.run(
@@ -134,8 +135,9 @@ def test_a_superlink_with_two_supernodes_ends_in_the_same_bits(tmp_path):
             f"{key}='{value}'" if isinstance(value, str) else f"{key}={value}"
             for key, value in (settings | {"out-dir": str(out)}).items()
         )
-        flower.run("flwr", "run", str(PACKAGE), "prod", "--stream", "--run-config", told)
-        assert (out / "result.json").exists(), flower.told()
+        stream = flower.run("flwr", "run", str(PACKAGE), "prod", "--stream", "--run-config", told)
+        assert (out / "result.json").exists(), flower.told(stream)
+    assert "round 2 of 2: 2 of 2 clients, training loss" in stream and f"final arrays are in {out}" in stream
     remote = load_result(out)
     here = run_federated(FedConfig.from_run_config(remote.config.to_run_config()))
     assert remote.config.ranks == (2, 4) and remote.config.seed == 3
@@ -146,3 +148,27 @@ def test_a_superlink_with_two_supernodes_ends_in_the_same_bits(tmp_path):
     # What a client keeps is on its own disk, and only there.
     assert sorted(p.name for p in (tmp_path / "state" / "clients").iterdir()) == ["0", "1"]
     assert not (out / "clients").exists()
+
+
+@pytest.mark.slow
+def test_flwr_run_in_a_simulation_ends_in_the_same_bits_and_tells_of_its_rounds(tmp_path):
+    """The SuperLink is started by ``serve``, which has no limit on how long it may take."""
+    pytest.importorskip("ray")
+    (port,) = free_ports(1)
+    out = tmp_path / "out"
+    with Loopback(tmp_path) as flower:
+        flower.env["FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"] = str(port)
+        flower.start("superlink", str(BIN / "neurips26"), "frank-lora", "serve", "--port", str(port))
+        flower.until_open(port, 120)
+        stream = flower.run(
+            "flwr", "run", str(PACKAGE), "--federation-config", "num-supernodes=4 client-resources-num-cpus=1", "--stream",
+            "--run-config", f"out-dir='{out}'",
+        )  # fmt: skip
+        assert (out / "result.json").exists(), flower.told(stream)
+    for t in (1, 2, 3):
+        assert f"round {t} of 3: 4 of 4 clients, training loss" in stream
+    assert "FrankLoRA, 3 rounds, 4 clients" in stream and "global loss" in stream
+    simulated = load_result(out)
+    here = run_federated(FedConfig.from_run_config(simulated.config.to_run_config()))
+    assert here.final.keys() == simulated.final.keys()
+    assert all(torch.equal(here.final[key], simulated.final[key]) for key in here.final)
