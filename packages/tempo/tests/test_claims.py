@@ -8,11 +8,13 @@ from neurips26.tempo import checkpoint, claims, pictures, pretrain, shifts
 
 GAINS = (
     claims.gain_under_shift,
+    claims.gain_under_moderate_shift,
     claims.gain_is_adaptation,
     claims.stabilises_severe_shift,
     claims.hard_first,
     claims.near_failure_gain,
     claims.several_architectures,
+    claims.critic_ranks_actors,
 )
 
 
@@ -43,8 +45,9 @@ def test_pictures_are_drawn(tmp_path):
     table, methods = fake_table(), ("none", "naive", "tempo", "zero")
     made = [
         pictures.gains(table, methods, tmp_path / "a.png"),
-        pictures.curves(table, tmp_path / "b.png"),
+        pictures.curves(table, tmp_path / "b.png", 25),
         pictures.overestimation(table, tmp_path / "c.png"),
+        pictures.latencies([{k: np.geomspace(0.2, 2, 199) for k in ("with", "without")}], tmp_path / "d.png"),
     ]
     assert all(p.stat().st_size > 5000 for p in made)
 

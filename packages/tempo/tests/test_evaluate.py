@@ -26,6 +26,24 @@ def test_lockstep_robots_equal_single_adapters(ckpt):
         np.testing.assert_allclose(run.reward[0, :, i], rewards, atol=1e-4)
 
 
+@pytest.mark.slow
+def test_blocks_of_robots_and_their_compaction_change_nothing(ckpt, monkeypatch):
+    """Five robots in one block, and in blocks of two that are dealt anew as robots fall, over two episodes."""
+    import sys
+
+    module = sys.modules["neurips26.tempo.evaluate"]
+    monkeypatch.setattr(module, "LANES", 8)
+    settings = SMALL | {"lr": 1e-2, "ticks": 40, "episodes": 2}
+    shift = shifts.Combined((shifts.RoughTerrain(0.3), shifts.Payload(40.0)))
+    whole = rollout(ckpt, "tempo", shift, range(5), **settings)
+    monkeypatch.setattr(module, "LANES", 2)
+    parts = rollout(ckpt, "tempo", shift, range(5), **settings)
+    assert whole.fallen[0].sum() > 0, "some fall, so that blocks are dealt anew"
+    np.testing.assert_array_equal(parts.alive, whole.alive)
+    np.testing.assert_allclose(parts.reward, whole.reward, atol=1e-3)
+    np.testing.assert_allclose(parts.drift, whole.drift, rtol=1e-3)
+
+
 def test_frozen_runs_repeat_and_realised_returns_are_discounted_sums(ckpt):
     a = rollout(ckpt, "none", shifts.Nominal(), [1, 2, 3], ticks=20)
     b = rollout(ckpt, "none", shifts.Nominal(), [1, 2, 3], ticks=20)

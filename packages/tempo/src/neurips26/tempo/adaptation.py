@@ -2,14 +2,12 @@
 
 One control tick is `act` (forward pass, action, insertion into the memory) and, every `update_every` ticks, `learn`:
 
-    L(theta) = - mean_i w_i [ Qbar(o_i, pi(o_i)) / s_Q + lambda_H H(o_i, pi(o_i)) / log N ]  +  lambda_A |theta -
-    theta_0|^2 / P
+    L(theta) = - mean_i w_i [ Qbar(o_i, pi(o_i)) / s_Q + lambda_H H(o_i, pi(o_i)) / log N ]
+               + lambda_A |theta - theta_0|^2 / P
 
 with the critic and the normaliser frozen: gradients pass through the critic into the action and never reach its
-parameters. The entropy
-is that of the critic's predicted return distribution, and it is *promoted*: the actor is drawn away from actions for
-which the critic
-claims a sharply peaked return. Everything jits and vmaps over robots.
+parameters. The entropy is that of the critic's predicted return distribution, and it is *promoted*: the actor is drawn
+away from actions for which the critic claims a sharply peaked return. Everything jits and vmaps over robots.
 """
 
 from __future__ import annotations
@@ -39,7 +37,8 @@ class TTAConfig:
     """Settings of the adaptation. Values without a source are ours (see `choices.Choices`).
 
     Attributes:
-        lr: Adam's step size; 0 leaves the policy untouched, bit for bit.
+        lr: Adam's step size, the one that the tuning grid chose (Adam's customary 1e-4 loses return even
+            where nothing has shifted); 0 leaves the policy untouched, bit for bit.
         batch_size: B observations an update.
         update_every: control ticks between updates.
         updates_per_tick: gradient steps when an update is due.
@@ -60,7 +59,7 @@ class TTAConfig:
         refresh_all_every: updates between a rescoring of the whole memory; 0 = never.
     """
 
-    lr: float = 1e-4
+    lr: float = 1e-5
     batch_size: int = 32
     update_every: int = 4
     updates_per_tick: int = 1
@@ -105,10 +104,8 @@ def method_config(method: str, **settings: Any) -> TTAConfig:
     """The configuration of a named method; `settings` override shared ones (lr, entropy_coef, memory, ...).
 
     none: frozen. naive: latest observation. naive-fifo: last B observations. entropy: naive-fifo with the entropy
-        term. uniform: memory
-    sampled uniformly. memory: prioritised memory without entropy. tempo: both. easy-first: TEMPO with reversed
-    priorities. q_greedy: no
-    learning, the action climbs the critic at every tick.
+    term. uniform: memory sampled uniformly. memory: prioritised memory without entropy. tempo: both. easy-first: TEMPO
+    with reversed priorities. q_greedy: no learning, the action climbs the critic at every tick.
     """
     check_choice(method, "method", METHODS)
     memory = settings.pop("memory", ScoreMemory())
@@ -162,7 +159,7 @@ class TTA(NamedTuple):
     reset: Callable[[TTAState], TTAState]
 
 
-def _mask(params: Any, scope: str) -> Any:
+def scope_mask(params: Any, scope: str) -> Any:
     """1 where a parameter may move."""
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
     if scope == "all":
@@ -205,88 +202,160 @@ def make_tta(
     """
     if cfg.stochastic and log_std is None:
         raise ValueError("stochastic: expected an actor with log_std, got a deterministic one")
-    ring, batch = cfg.memory, 1 if cfg.source == "latest" else cfg.batch_size
-    if cfg.source == "recent" and ring.capacity < batch:
+    batch = 1 if cfg.source == "latest" else cfg.batch_size
+    if cfg.source == "recent" and cfg.memory.capacity < batch:
         raise ValueError(
-            f"memory: expected a capacity of at least batch_size = {batch} for source 'recent', got {ring.capacity}"
+            f"memory: expected a capacity of at least batch_size = {batch} for source 'recent', got {cfg.memory.capacity}"
         )
-    reduce = jnp.minimum if cfg.reduce == "min" else lambda a, b: 0.5 * (a + b)
+    a = _Adaptation(policy_apply, critic_apply, cfg, batch, q_scale, normalizer, fallen_index, project, log_std)
+    return TTA(a.init, a.update, a.act, a.learn, a.reset)
 
-    def evaluate(obs: jax.Array, action: jax.Array, with_entropy: bool) -> tuple[jax.Array, jax.Array]:
-        twins = critic_apply(obs, action)
+
+@dataclass(frozen=True, eq=False)
+class _Adaptation:
+    """What `make_tta` was given, and the pure functions over it."""
+
+    policy_apply: PolicyApply
+    critic_apply: CriticApply
+    cfg: TTAConfig
+    batch: int
+    q_scale: float
+    normalizer: tuple[np.ndarray, np.ndarray] | None
+    fallen_index: int | None
+    project: Callable[[Any], Any]
+    log_std: np.ndarray | None
+
+    # -- an episode ----------------------------------------------------------------------------------------------------
+    def init(self, theta: Any, key: jax.Array, obs_size: int) -> TTAState:
+        """State at theta_0 = theta with an empty memory."""
+        theta = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), theta)
+        zeros, zero = jax.tree.map(jnp.zeros_like, theta), jnp.zeros((), jnp.int32)
+        if self.cfg.scope != "all":
+            scope_mask(theta, self.cfg.scope)
+        raw = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+        empty = self.cfg.memory.empty(obs_size)
+        return TTAState(theta, theta, zeros, zeros, theta, empty, raw, zero, zero, zero, jnp.zeros((), bool))
+
+    def reset(self, state: TTAState) -> TTAState:
+        """A new episode: forgets everything under the episodic protocol, nothing under the continual one."""
+        if self.cfg.protocol == "continual":
+            return state._replace(was_fallen=jnp.zeros((), bool))
+        fresh = self.init(state.theta0, state.key, state.memory.obs.shape[1])
+        return fresh._replace(rollbacks=state.rollbacks)
+
+    def update(self, state: TTAState, obs: jax.Array) -> tuple[TTAState, jax.Array, dict[str, jax.Array]]:
+        """One whole control tick: `act`, then `learn` when an update is due."""
+        due = state.step % self.cfg.update_every == 0
+        state, action, metrics = self.act(state, obs)
+        state, more = jax.lax.cond(due, self.learn, lambda s: (s, {"grad_norm": jnp.zeros(())}), state)
+        return state, action, metrics | more
+
+    # -- acting --------------------------------------------------------------------------------------------------------
+    def act(
+        self, state: TTAState, obs: jax.Array, valid: jax.Array | bool = True
+    ) -> tuple[TTAState, jax.Array, dict[str, jax.Array]]:
+        """The action for a raw observation, and the observation's entry in the memory unless `valid` is False or the
+        robot lies fallen."""
+        o = self._normalise(obs)
+        fallen = jnp.zeros((), bool) if self.fallen_index is None else obs[self.fallen_index] > 0
+        action = self.policy_apply(state.theta, o)
+        if self.cfg.greedy_steps:
+            action = self._climb(o, action)
+        q, h = self._evaluate(o, action, self.cfg.entropy_coef > 0)
+        valid = jnp.asarray(valid)
+        keep = valid & ~fallen & jnp.isfinite(q)
+        ring = memories.add(self.cfg.memory, state.memory, o, q, keep)
+        state = state._replace(memory=ring, step=state.step + valid)
+        if self.cfg.restore_on_fall:
+            state = _restored(state, valid & fallen & ~state.was_fallen)
+        state = state._replace(was_fallen=jnp.where(valid, fallen, state.was_fallen))
+        return state, jnp.clip(action, -1, 1), {"q": q, "entropy": h, "fallen": fallen}
+
+    def _normalise(self, obs: jax.Array) -> jax.Array:
+        if self.normalizer is None:
+            return obs
+        return jnp.clip((obs - self.normalizer[0]) / self.normalizer[1], -10.0, 10.0)
+
+    def _climb(self, o: jax.Array, start: jax.Array) -> jax.Array:
+        """The action after `greedy_steps` up the critic, or `start` where they did not raise it."""
+        action = start
+        for _ in range(self.cfg.greedy_steps):
+            slope = jax.grad(lambda a: self._evaluate(o, a, False)[0])(action)
+            action = jnp.clip(action + self.cfg.greedy_size * slope / (jnp.linalg.norm(slope) + 1e-8), -1, 1)
+        better = self._evaluate(o, action, False)[0] > self._evaluate(o, start, False)[0]
+        return jnp.where(better, action, start)
+
+    def _evaluate(self, obs: jax.Array, action: jax.Array, with_entropy: bool) -> tuple[jax.Array, jax.Array]:
+        """Qbar, and the entropy of the predicted return in parts of its maximum (0 unless asked for)."""
+        twins = self.critic_apply(obs, action)
         q = twins[0].mean()
         for other in twins[1:]:
-            q = reduce(q, other.mean())
+            q = jnp.minimum(q, other.mean()) if self.cfg.reduce == "min" else 0.5 * (q + other.mean())
         if not with_entropy:
             return q, jnp.zeros_like(q)
         top = getattr(twins[0], "max_entropy", 1.0)
         return q, sum(t.entropy() for t in twins) / (len(twins) * top)
 
-    def normalise(obs: jax.Array) -> jax.Array:
-        if normalizer is None:
-            return obs
-        return jnp.clip((obs - normalizer[0]) / normalizer[1], -10.0, 10.0)
+    # -- learning ------------------------------------------------------------------------------------------------------
+    def learn(self, state: TTAState, lr: jax.Array | None = None) -> tuple[TTAState, dict[str, jax.Array]]:
+        """The gradient steps of one update (none before `warmup` observations, none at lr = 0).
 
-    def act_of(theta: Any, obs: jax.Array, key: jax.Array) -> jax.Array:
-        action = policy_apply(theta, obs)
-        if cfg.stochastic:
-            noise = jnp.exp(log_std) * jax.random.normal(key, action.shape)
-            action = jnp.tanh(jnp.arctanh(jnp.clip(action, -1 + 1e-6, 1 - 1e-6)) + noise)
-        return action
+        `lr` replaces the configured step size, so that one compiled program serves a whole grid.
+        """
+        norm = jnp.zeros(())
+        if self.cfg.lr > 0:
+            for _ in range(self.cfg.updates_per_tick):
+                state, norm = self._one_step(state, self.cfg.lr if lr is None else lr)
+        return state, {"grad_norm": norm}
 
-    def init(theta: Any, key: jax.Array, obs_size: int) -> TTAState:
-        """State at theta_0 = theta with an empty memory."""
-        theta = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), theta)
-        zeros, zero = jax.tree.map(jnp.zeros_like, theta), jnp.zeros((), jnp.int32)
+    def _one_step(self, state: TTAState, lr: jax.Array | float) -> tuple[TTAState, jax.Array]:
+        cfg = self.cfg
+        key, draw, sample = jax.random.split(jax.random.wrap_key_data(state.key), 3)
+        index, w = self._draw(state, draw)
+        obs = state.memory.obs[index]
+        grads = jax.grad(self._loss)(state.theta, state.theta0, obs, w, sample)
         if cfg.scope != "all":
-            _mask(theta, cfg.scope)
-        raw = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
-        return TTAState(
-            theta, theta, zeros, zeros, theta, ring.empty(obs_size), raw, zero, zero, zero, jnp.zeros((), bool)
+            grads = jax.tree.map(lambda g, c: g * c, grads, scope_mask(state.theta, cfg.scope))
+        norm = jnp.sqrt(sum((g**2).sum() for g in jax.tree.leaves(grads)))
+        grads = jax.tree.map(lambda g: g * jnp.minimum(1.0, cfg.max_grad_norm / (norm + 1e-12)), grads)
+        theta, m, v = _adam(state, grads, lr)
+        theta = self.project(theta) if cfg.lr > 0 else state.theta
+        if cfg.max_drift is not None:
+            theta = _within(theta, state.theta0, cfg.max_drift)
+        # guard: nothing that is not finite may enter the state; theta stays at its last good value
+        sizes = [norm, *(jnp.abs(x).max() for tree in (theta, m, v) for x in jax.tree.leaves(tree))]
+        fine = jnp.isfinite(jnp.stack(sizes)).all()
+        theta, m, v = (_where(fine, new, old) for new, old in ((theta, state.theta), (m, state.m), (v, state.v)))
+        ready = state.memory.inserted >= min(cfg.warmup, cfg.memory.capacity)
+        updates = state.updates + ready
+        take = ready & fine & (updates % cfg.snapshot_every == 0) & ~state.was_fallen
+        new = state._replace(
+            theta=_where(ready, theta, state.theta),
+            m=_where(ready, m, state.m),
+            v=_where(ready, v, state.v),
+            snapshot=_where(take, theta, state.snapshot) if cfg.restore_on_fall else state.snapshot,
+            key=jax.random.key_data(key),
+            updates=updates,
+            rollbacks=state.rollbacks + (ready & ~fine),
         )
+        return (self._rescored(new, obs, index, ready) if cfg.source == "memory" else new), norm
 
-    def reset(state: TTAState) -> TTAState:
-        """A new episode: forgets everything under the episodic protocol, nothing under the continual one."""
-        if cfg.protocol == "continual":
-            return state._replace(was_fallen=jnp.zeros((), bool))
-        fresh = init(state.theta0, state.key, state.memory.obs.shape[1])
-        return fresh._replace(rollbacks=state.rollbacks)
+    def _draw(self, state: TTAState, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Indices into the memory and weights of one batch."""
+        ring = self.cfg.memory
+        if self.cfg.source == "memory":
+            share = jnp.clip(state.step / ring.beta_steps, 0.0, 1.0)
+            return memories.sample(ring, state.memory, key, self.batch, ring.beta + (1 - ring.beta) * share)
+        newest = state.memory.inserted - 1 - jnp.arange(self.batch)
+        return newest % ring.capacity, (newest >= 0).astype(jnp.float32)
 
-    def act(
-        state: TTAState, obs: jax.Array, valid: jax.Array | bool = True
-    ) -> tuple[TTAState, jax.Array, dict[str, jax.Array]]:
-        """The action for a raw observation, and the observation's entry in the memory unless `valid` is False or the
-        robot lies fallen."""
-        o = normalise(obs)
-        fallen = jnp.zeros((), bool) if fallen_index is None else obs[fallen_index] > 0
-        action = policy_apply(state.theta, o)
-        if cfg.greedy_steps:
-            start = action
-            for _ in range(cfg.greedy_steps):
-                slope = jax.grad(lambda a: evaluate(o, a, False)[0])(action)
-                action = jnp.clip(action + cfg.greedy_size * slope / (jnp.linalg.norm(slope) + 1e-8), -1, 1)
-            better = evaluate(o, action, False)[0] > evaluate(o, start, False)[0]
-            action = jnp.where(better, action, start)
-        q, h = evaluate(o, action, True) if cfg.entropy_coef > 0 else evaluate(o, action, False)
-        valid = jnp.asarray(valid)
-        keep = valid & ~fallen & jnp.isfinite(q)
-        state = state._replace(memory=memories.add(ring, state.memory, o, q, keep), step=state.step + valid)
-        if cfg.restore_on_fall:
-            restore = valid & fallen & ~state.was_fallen
-            pick = lambda a, b: jax.tree.map(lambda x, y: jnp.where(restore, x, y), a, b)  # noqa: E731
-            zeros = jax.tree.map(jnp.zeros_like, state.theta)
-            state = state._replace(
-                theta=pick(state.snapshot, state.theta),
-                m=pick(zeros, state.m),
-                v=pick(zeros, state.v),
-                rollbacks=state.rollbacks + restore,
-            )
-        state = state._replace(was_fallen=jnp.where(valid, fallen, state.was_fallen))
-        return state, jnp.clip(action, -1, 1), {"q": q, "entropy": h, "fallen": fallen}
-
-    def loss(theta: Any, theta0: Any, obs: jax.Array, w: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        q, h = evaluate(obs, act_of(theta, obs, key), cfg.entropy_coef > 0)
-        gain = q / q_scale
+    def _loss(self, theta: Any, theta0: Any, obs: jax.Array, w: jax.Array, key: jax.Array) -> jax.Array:
+        cfg, action = self.cfg, self.policy_apply(theta, obs)
+        if cfg.stochastic:
+            noise = jnp.exp(self.log_std) * jax.random.normal(key, action.shape)
+            action = jnp.tanh(jnp.arctanh(jnp.clip(action, -1 + 1e-6, 1 - 1e-6)) + noise)
+        q, h = self._evaluate(obs, action, cfg.entropy_coef > 0)
+        gain = q / self.q_scale
         if cfg.entropy_coef > 0:
             gain = gain + cfg.entropy_coef * h
         value = -(w * gain).mean()
@@ -294,83 +363,49 @@ def make_tta(
             pairs = zip(jax.tree.leaves(theta), jax.tree.leaves(theta0), strict=True)
             squares = sum(((a - b) ** 2).sum() for a, b in pairs)
             value = value + cfg.anchor_coef * squares / sum(x.size for x in jax.tree.leaves(theta))
-        return value, q
+        return value
 
-    def draw(state: TTAState, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        if cfg.source == "memory":
-            share = jnp.clip(state.step / ring.beta_steps, 0.0, 1.0)
-            return memories.sample(ring, state.memory, key, batch, ring.beta + (1 - ring.beta) * share)
-        newest = state.memory.inserted - 1 - jnp.arange(batch)
-        return newest % ring.capacity, (newest >= 0).astype(jnp.float32)
+    def _rescored(self, state: TTAState, obs: jax.Array, index: jax.Array, ready: jax.Array) -> TTAState:
+        """The sampled entries (and the whole memory, when that is due) scored with the new theta."""
 
-    def one_step(state: TTAState, lr: jax.Array | float) -> tuple[TTAState, jax.Array]:
-        key, k1, k2 = jax.random.split(jax.random.wrap_key_data(state.key), 3)
-        index, w = draw(state, k1)
-        obs = state.memory.obs[index]
-        grads = jax.grad(loss, has_aux=True)(state.theta, state.theta0, obs, w, k2)[0]
-        if cfg.scope != "all":
-            grads = jax.tree.map(lambda g, c: g * c, grads, _mask(state.theta, cfg.scope))
-        norm = jnp.sqrt(sum((g**2).sum() for g in jax.tree.leaves(grads)))
-        grads = jax.tree.map(lambda g: g * jnp.minimum(1.0, cfg.max_grad_norm / (norm + 1e-12)), grads)
-        b1, b2, eps = ADAM
-        t = (state.updates + 1).astype(jnp.float32)
-        m = jax.tree.map(lambda a, g: b1 * a + (1 - b1) * g, state.m, grads)
-        v = jax.tree.map(lambda a, g: b2 * a + (1 - b2) * g * g, state.v, grads)
-        theta = jax.tree.map(
-            lambda p, a, c: p - lr * (a / (1 - b1**t)) / (jnp.sqrt(c / (1 - b2**t)) + eps), state.theta, m, v
-        )
-        theta = project(theta) if cfg.lr > 0 else state.theta
-        if cfg.max_drift is not None:
-            theta = _within(theta, state.theta0, cfg.max_drift)
-        # guard: nothing that is not finite may enter the state; theta stays at its last good value
-        sizes = [norm, *(jnp.abs(x).max() for tree in (theta, m, v) for x in jax.tree.leaves(tree))]
-        fine = jnp.isfinite(jnp.stack(sizes)).all()
-        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, old)  # noqa: E731
-        theta, m, v = keep(theta, state.theta), keep(m, state.m), keep(v, state.v)
-        ready = state.memory.inserted >= min(cfg.warmup, ring.capacity)
-        choose = lambda new, old: jax.tree.map(lambda a, b: jnp.where(ready, a, b), new, old)  # noqa: E731
-        updates = state.updates + ready
-        take = ready & fine & (updates % cfg.snapshot_every == 0) & ~state.was_fallen
-        new = state._replace(
-            theta=choose(theta, state.theta),
-            m=choose(m, state.m),
-            v=choose(v, state.v),
-            snapshot=jax.tree.map(lambda a, b: jnp.where(take, a, b), theta, state.snapshot)
-            if cfg.restore_on_fall
-            else state.snapshot,
-            key=jax.random.key_data(key),
-            updates=updates,
-            rollbacks=state.rollbacks + (ready & ~fine),
-        )
-        if cfg.source == "memory":
-            scores = evaluate(obs, policy_apply(new.theta, obs), False)[0]
-            kept = jnp.where(ready & jnp.isfinite(scores), scores, new.memory.score[index])
-            new = new._replace(memory=memories.set_scores(new.memory, index, kept))
-            if cfg.refresh_all_every:
-                every = evaluate(new.memory.obs, policy_apply(new.theta, new.memory.obs), False)[0]
-                due = (updates % cfg.refresh_all_every == 0) & ready
-                new = new._replace(memory=new.memory._replace(score=jnp.where(due, every, new.memory.score)))
-        return new, norm
+        def value(o: jax.Array) -> jax.Array:
+            return self._evaluate(o, self.policy_apply(state.theta, o), False)[0]
 
-    def learn(state: TTAState, lr: jax.Array | None = None) -> tuple[TTAState, dict[str, jax.Array]]:
-        """The gradient steps of one update (none before `warmup` observations, none at lr = 0).
+        memory, scores = state.memory, value(obs)
+        kept = jnp.where(ready & jnp.isfinite(scores), scores, memory.score[index])
+        memory = memories.set_scores(memory, index, kept)
+        if self.cfg.refresh_all_every:
+            due = (state.updates % self.cfg.refresh_all_every == 0) & ready
+            memory = memory._replace(score=jnp.where(due, value(memory.obs), memory.score))
+        return state._replace(memory=memory)
 
-        `lr` replaces the configured step size, so that one compiled program serves a whole grid.
-        """
-        norm = jnp.zeros(())
-        if cfg.lr > 0:
-            for _ in range(cfg.updates_per_tick):
-                state, norm = one_step(state, cfg.lr if lr is None else lr)
-        return state, {"grad_norm": norm}
 
-    def update(state: TTAState, obs: jax.Array) -> tuple[TTAState, jax.Array, dict[str, jax.Array]]:
-        """One whole control tick: `act`, then `learn` when an update is due."""
-        due = state.step % cfg.update_every == 0
-        state, action, metrics = act(state, obs)
-        state, more = jax.lax.cond(due, learn, lambda s: (s, {"grad_norm": jnp.zeros(())}), state)
-        return state, action, metrics | more
+def _where(condition: jax.Array, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
-    return TTA(init, update, act, learn, reset)
+
+def _adam(state: TTAState, grads: Any, lr: jax.Array | float) -> tuple[Any, Any, Any]:
+    """theta and the two moments after one step of Adam (Kingma and Ba 2015)."""
+    b1, b2, eps = ADAM
+    t = (state.updates + 1).astype(jnp.float32)
+    m = jax.tree.map(lambda a, g: b1 * a + (1 - b1) * g, state.m, grads)
+    v = jax.tree.map(lambda a, g: b2 * a + (1 - b2) * g * g, state.v, grads)
+
+    def moved(p: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
+        return p - lr * (a / (1 - b1**t)) / (jnp.sqrt(c / (1 - b2**t)) + eps)
+
+    return jax.tree.map(moved, state.theta, m, v), m, v
+
+
+def _restored(state: TTAState, fell: jax.Array) -> TTAState:
+    """Back at the last snapshot with fresh moments, where the robot has just fallen."""
+    zeros = jax.tree.map(jnp.zeros_like, state.theta)
+    return state._replace(
+        theta=_where(fell, state.snapshot, state.theta),
+        m=_where(fell, zeros, state.m),
+        v=_where(fell, zeros, state.v),
+        rollbacks=state.rollbacks + fell,
+    )
 
 
 def _within(theta: Any, theta0: Any, radius: float) -> Any:

@@ -1,4 +1,4 @@
-"""`neurips26 tempo eval | adapt | pretrain | bench | shifts | assets`."""
+"""`neurips26 tempo eval | diagnose | adapt | pretrain | bench | shifts | assets`."""
 
 from __future__ import annotations
 
@@ -55,6 +55,39 @@ class Eval:
                 "This policy does not pass its gates: differences below are training continued, not evidence for adaptation."
             )
         print(table)
+        return 0
+
+
+@dataclass
+class Diagnose:
+    """Say why following the critic helps under a shift or not: is it right there, and does it prefer better actors?"""
+
+    robot: Robot = "go1"
+    shift: tuple[str, ...] = ("nominal", *shifts.SHIFTS)
+    severity: int = 3
+    robots: int = 24
+    ticks: int = 500
+    checkpoint: str = ""
+    """name or file; by default the one shipped for the robot"""
+    actors: bool = False
+    """print every changed actor's value and return, too"""
+
+    def run(self) -> int:
+        """Prints a line a condition."""
+        from .diagnose import diagnose
+
+        ckpt = _policy(self.robot, self.checkpoint)
+        print(f"{self.robot}, severity {self.severity}, {self.robots} robots x {self.ticks} ticks; {ckpt.meta.status}")
+        print("condition     correlation  bias %  Q can rise %  rank  critic's choice %  best of others' choice %")
+        for name in self.shift:
+            r = diagnose(ckpt, name, range(self.robots), self.severity, ticks=self.ticks)
+            print(
+                f"{name:12s} {r['pearson']:12.2f} {100 * r['bias']:7.0f} {100 * r['rise']:13.1f} "
+                f"{np.mean(r['rank']):5.2f} {r['climb']:18.1f} {r['best']:25.1f}"
+            )
+            if self.actors:
+                for actor, value, earned in zip(r["actors"], r["value"].mean(0), r["returns"].mean(0), strict=True):
+                    print(f"    {actor:16s} critic {value:6.3f}  return {earned:6.2f}")
         return 0
 
 
@@ -124,7 +157,7 @@ class Pretrain:
     """m/s: pushes every 2 to 6 s and tilted starts (mujoco only)"""
     start: Path | None = None
     """the ppo folder of another run to begin with: Go2 from Go1's gait, or a new stage of the same robot"""
-    critic_rounds: int = 12
+    critic_rounds: int = 8
     arch: Literal["mlp", "simba", "simbav2"] = "mlp"
     """PPO trains an MLP; another network is distilled from it and gets a critic of its own kind"""
 
@@ -179,7 +212,7 @@ class Bench:
         """Prints milliseconds, megabytes and ticks per CPU second."""
         import time
 
-        from .claims import latency
+        from .latency import latency
         from .runtime import Runtime
 
         world = Runtime(self.robot, [0], episode_length=10**9)
@@ -236,6 +269,7 @@ def main(argv: list[str]) -> int:
     """Entry point of `neurips26 tempo`."""
     verbs = (
         Annotated[Eval, tyro.conf.subcommand("eval")]
+        | Annotated[Diagnose, tyro.conf.subcommand("diagnose")]
         | Annotated[Adapt, tyro.conf.subcommand("adapt")]
         | Annotated[Pretrain, tyro.conf.subcommand("pretrain")]
         | Annotated[Bench, tyro.conf.subcommand("bench")]

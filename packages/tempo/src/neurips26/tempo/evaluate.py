@@ -1,9 +1,8 @@
 """Frozen against adapted, paired by seed: the table that says whether to switch adaptation on.
 
-N robots run in lockstep: one MuJoCo call a robot, one vmapped call of the adaptation for all. Robot i of every method
-sees the same
-commands, the same noise and the same start. An episode ends with a fall; the ticks a robot did not survive earn
-nothing.
+N robots run in lockstep: one MuJoCo call a robot, and the adaptation in vmapped blocks. Robot i of every method sees
+the same commands, the same noise and the same start. An episode ends with a fall; the ticks a robot did not survive
+earn nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +19,12 @@ from neurips26.shared import stats
 from neurips26.shared.arrays import check_int
 
 from . import runtime, shifts
-from .adaptation import METHODS, TTAConfig, method_config
+from .adaptation import METHODS, TTAConfig, TTAState, method_config
 from .checkpoint import Checkpoint
 
 __all__ = ["Rollout", "Table", "evaluate", "rollout"]
+
+LANES = 16  # robots of one vmapped program
 
 
 @dataclass
@@ -39,7 +40,7 @@ class Rollout:
         diverged: (episodes, n) bool, simulation blow-ups; never counted as falls.
         q: (episodes, ticks, n), the critic's value where the robot was, of the action taken (absent for "zero").
         drift: (n,) |theta - theta_0| at the end.
-        scores: values of the observations that the last update's memory would replay, for the histogram.
+        rollbacks: (n,) how often the guard put parameters back.
     """
 
     reward: np.ndarray
@@ -57,8 +58,7 @@ class Rollout:
         return self.reward.sum(1).mean(0) * 1000 / self.reward.shape[1]
 
     def realised(self, discount: float = 0.97, horizon: int = 100) -> np.ndarray:
-        """Discounted return over `horizon` ticks from every tick that has that many after it (or a fall within
-        them)."""
+        """Discounted return over `horizon` ticks from every tick that has so many after it (or a fall within them)."""
         e, t, n = self.reward.shape
         out = np.zeros((e, max(t - horizon, 0), n))
         for k in range(horizon):
@@ -71,13 +71,76 @@ def _compiled(ckpt: Checkpoint, cfg: TTAConfig) -> Any:
     key = ("vmapped", replace(cfg, lr=1.0 if cfg.lr > 0 else 0.0))
     if key not in ckpt._programs:
         tta = ckpt.tta(key[1])
+
+        def learn(state: TTAState, lr: jax.Array, alive: jax.Array) -> TTAState:
+            """A robot that lies on the ground no longer learns."""
+            new, _ = jax.vmap(tta.learn, in_axes=(0, None))(state, lr)
+            return jax.tree.map(lambda a, b: jnp.where(alive.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, state)
+
         ckpt._programs[key] = (
             jax.jit(jax.vmap(tta.act), donate_argnums=0),
-            jax.jit(jax.vmap(tta.learn, in_axes=(0, None)), donate_argnums=0),
-            jax.jit(jax.vmap(tta.reset), donate_argnums=0),
+            jax.jit(learn, donate_argnums=0),
+            jax.jit(jax.vmap(tta.reset)),
             tta.init,
         )
     return ckpt._programs[key]
+
+
+class _Fleet:
+    """The adaptation of n robots, run in blocks of at most `LANES` by one compiled program.
+
+    Robots that have fallen leave the blocks once whole blocks can be saved: under a severe shift most of them lie on
+    the ground for most of the episode.
+    """
+
+    def __init__(self, ckpt: Checkpoint, cfg: TTAConfig, seeds: Sequence[int], theta: Any = None):
+        self._act, self._learn, self._reset, init = _compiled(ckpt, cfg)
+        self.lr, self.n = jnp.asarray(cfg.lr, jnp.float32), len(seeds)
+        keys = jnp.stack([jax.random.key_data(jax.random.key(int(s))) for s in seeds])
+        start = ckpt.actor if theta is None else theta
+        state = jax.vmap(lambda k: init(start, k, ckpt.obs_size))(keys)
+        self._rest = jax.tree.map(lambda x: np.array(x, copy=True), state)  # of all robots, running ones out of date
+        self._blocks: list[tuple[np.ndarray, TTAState]] = []
+        self._deal(np.arange(self.n))
+
+    def _deal(self, rows: np.ndarray) -> None:
+        width = min(self.n, LANES)
+        filled = np.concatenate([rows, np.full(-len(rows) % width, -1)])  # -1: a lane without a robot
+        self._blocks = [
+            (block, jax.tree.map(lambda x, b=block: jnp.asarray(x[b]), self._rest))
+            for block in filled.reshape(-1, width)
+        ]
+
+    def state(self) -> TTAState:
+        """Of all robots, on the host."""
+        for rows, state in self._blocks:
+            used = rows >= 0
+            jax.tree.map(lambda all_, x, r=rows[used], u=used: all_.__setitem__(r, np.asarray(x)[u]), self._rest, state)
+        return self._rest
+
+    def act(self, obs: np.ndarray, alive: np.ndarray, action: np.ndarray, q: np.ndarray) -> None:
+        """Writes the actions (n, nu) and the critic's values (n,) of this tick."""
+        needed = -(-int(alive.sum()) // min(self.n, LANES))
+        if needed <= 0.75 * len(self._blocks):
+            self.state()
+            self._deal(np.flatnonzero(alive))
+        for k, (rows, state) in enumerate(self._blocks):
+            state, device, metrics = self._act(state, jnp.asarray(obs[rows]), jnp.asarray(alive[rows] & (rows >= 0)))
+            self._blocks[k] = (rows, state)
+            used = rows >= 0
+            action[rows[used]], q[rows[used]] = np.asarray(device)[used], np.asarray(metrics["q"])[used]
+
+    def learn(self, alive: np.ndarray) -> None:
+        """One update of every robot that is alive."""
+        for k, (rows, state) in enumerate(self._blocks):
+            on = alive[rows] & (rows >= 0)
+            if on.any():
+                self._blocks[k] = (rows, self._learn(state, self.lr, jnp.asarray(on)))
+
+    def reset(self) -> None:
+        """A new episode of every robot."""
+        self._rest = jax.tree.map(lambda x: np.array(x, copy=True), self._reset(self.state()))
+        self._deal(np.arange(self.n))
 
 
 def rollout(
@@ -91,6 +154,7 @@ def rollout(
     noise: float = 1.0,
     disturbance: runtime.Disturbance | None = None,
     on_tick: Any = None,
+    theta: Any = None,
     **settings: Any,
 ) -> Rollout:
     """n = len(seeds) robots under `shift`, each with its own adaptation.
@@ -98,6 +162,7 @@ def rollout(
     Args:
         method: one of `METHODS`, "zero" (the zero action: standing) or a `TTAConfig`.
         on_tick: called with (episode, tick, runtime) after every tick, e.g. to take pictures.
+        theta: actor parameters to start from instead of the checkpoint's.
         settings: overrides of the method's settings.
     """
     check_int(ticks, "ticks", minimum=1)
@@ -108,32 +173,23 @@ def rollout(
     n = world.n
     zero = method == "zero"
     cfg = method if isinstance(method, TTAConfig) else method_config("none" if zero else method, **settings)
-    act, learn, reset, init = _compiled(ckpt, cfg)
-    lr = jnp.asarray(cfg.lr, jnp.float32)
-    keys = jnp.stack([jax.random.key_data(jax.random.key(int(s))) for s in seeds])
-    # copied: the state is donated, the checkpoint's arrays must survive
-    state = jax.vmap(lambda k: init(ckpt.actor, k, ckpt.obs_size))(keys)
-    state = jax.tree.map(lambda x: jnp.array(x, copy=True), state)
+    fleet = _Fleet(ckpt, cfg, seeds, theta)
     shape = (episodes, ticks, n)
     reward, tracking, angular, q = (np.zeros(shape, np.float32) for _ in range(4))
     alive, fallen, diverged = np.zeros(shape, bool), np.zeros((episodes, n), bool), np.zeros((episodes, n), bool)
     for e in range(episodes):
         obs = world.reset()
         if e:
-            state = reset(state)
+            fleet.reset()
         for t in range(ticks):
             alive[e, t] = world.alive
             if not world.alive.any():
                 break
-            if zero:
-                action = np.zeros((n, world.action_size), np.float32)
-            else:
-                state, device, metrics = act(state, jnp.asarray(obs), jnp.asarray(world.alive))
-                action, q[e, t] = np.asarray(device), np.asarray(metrics["q"])
+            action = np.zeros((n, world.action_size), np.float32)
+            if not zero:
+                fleet.act(obs, world.alive, action, q[e, t])
                 if cfg.lr > 0 and t % cfg.update_every == 0:
-                    state = _only(
-                        learn(_copy(state), lr)[0] if not world.alive.all() else learn(state, lr)[0], state, world.alive
-                    )
+                    fleet.learn(world.alive)
             obs, reward[e, t], down, _, info = world.step(action)
             tracking[e, t] = info["terms"]["tracking_lin_vel"] * info["active"]
             angular[e, t] = info["terms"]["tracking_ang_vel"] * info["active"]
@@ -141,21 +197,10 @@ def rollout(
             diverged[e] |= info["diverged"]
             if on_tick is not None:
                 on_tick(e, t, world)
-    moved = jax.tree.map(lambda a, b: np.asarray(((a - b) ** 2).reshape(n, -1).sum(1)), state.theta, state.theta0)
+    state = fleet.state()
+    moved = jax.tree.map(lambda a, b: ((a - b) ** 2).reshape(n, -1).sum(1), state.theta, state.theta0)
     drift = np.sqrt(sum(jax.tree.leaves(moved)))
-    return Rollout(reward, tracking, angular, alive, fallen, diverged, q, drift, np.asarray(state.rollbacks))
-
-
-def _copy(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
-
-
-def _only(new: Any, old: Any, alive: np.ndarray) -> Any:
-    """A robot that lies on the ground no longer learns."""
-    if alive.all():
-        return new
-    mask = jnp.asarray(alive)
-    return jax.tree.map(lambda a, b: jnp.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, old)
+    return Rollout(reward, tracking, angular, alive, fallen, diverged, q, drift, state.rollbacks)
 
 
 @dataclass

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import shifts
 
-__all__ = ["animation", "curves", "gains", "latencies", "overestimation", "skeleton", "stability"]
+__all__ = ["animation", "curves", "gains", "latencies", "overestimation", "ranking", "skeleton", "stability"]
 
 
 def _axes(width: float = 7.0, height: float = 3.6, columns: int = 1) -> Any:
@@ -39,18 +39,18 @@ def gains(table: dict, methods: Sequence[str], path: Path) -> Path:
     return path
 
 
-def curves(table: dict, path: Path, window: int = 25) -> Path:
-    """Reward over time, averaged over robots, with a band of one standard error."""
+def curves(table: dict, path: Path, ticks: int) -> Path:
+    """Reward over time (a point averages `ticks`), averaged over robots, with a band of one standard error."""
     names = [n for n in shifts.SHIFTS if (n, "tempo") in table]
     figure, axes = _axes(11, 3, len(names))
-    kernel = np.ones(window) / window
     for ax, name in zip(axes, names):
         for method in ("none", "naive", "tempo"):
             row = table[name, method]
-            y = 1000 * np.convolve(row["curve"], kernel, "valid")
-            band = 1000 * np.convolve(row["spread"], kernel, "valid") / np.sqrt(len(row["returns"]))
-            ax.plot(y, label={"none": "frozen"}.get(method, method))
-            ax.fill_between(range(len(y)), y - band, y + band, alpha=0.2)
+            y = 1000 * np.asarray(row["curve"])
+            x = ticks * (np.arange(len(y)) + 0.5)
+            band = 1000 * np.asarray(row["spread"]) / np.sqrt(len(row["returns"]))
+            ax.plot(x, y, label={"none": "frozen"}.get(method, method))
+            ax.fill_between(x, y - band, y + band, alpha=0.2)
         ax.set_title(name)
         ax.set_xlabel("tick")
     axes[0].set_ylabel("reward per 1000 ticks")
@@ -72,14 +72,31 @@ def stability(grid: dict[str, np.ndarray], rates: Sequence[float], path: Path) -
     return path
 
 
+def ranking(found: dict[str, dict], path: Path) -> Path:
+    """What the critic says of changed actors against what they earn, a panel a condition; the frozen actor is a star."""
+    figure, axes = _axes(2.5 * len(found), 2.9, len(found))
+    for ax, (name, row) in zip(axes, found.items(), strict=True):
+        value, earned = np.mean(row["value"], 0), np.mean(row["returns"], 0)
+        for kind, mark in (("output", "o"), ("noise", "x"), ("up", "^"), ("down", "v"), ("frozen", "*")):
+            chosen = [k for k, a in enumerate(row["actors"]) if a.startswith(kind)]
+            ax.scatter(value[chosen], earned[chosen], marker=mark, label=kind, s=60 if kind == "frozen" else 25)
+        ax.set_title(f"{name}: rank {np.mean(row['rank']):+.2f}", fontsize=9)
+        ax.set_xlabel("critic's value")
+    axes[0].set_ylabel("return per 1000 ticks")
+    axes[0].legend(fontsize=7)
+    figure.savefig(path, dpi=120)
+    return path
+
+
 def latencies(rows: Sequence[dict], path: Path) -> Path:
-    """Histogram of tick times."""
+    """Histogram of tick times, from the quantiles (ms) of each row."""
     figure, (ax,) = _axes()
     for key, label in (("without", "tick without an update"), ("with", "tick with an update")):
-        ax.hist(1e3 * np.concatenate([r[key] for r in rows]), bins=np.geomspace(0.05, 50, 60), alpha=0.6, label=label)
+        ax.hist(np.concatenate([r[key] for r in rows]), bins=np.geomspace(0.05, 50, 60), alpha=0.6, label=label)
     ax.axvline(20, color="black", lw=0.8, label="deadline")
     ax.set_xscale("log")
-    ax.set_xlabel("ms")
+    ax.set_xlabel("CPU ms of a tick")
+    ax.set_yticks([])
     ax.legend()
     figure.savefig(path, dpi=130)
     return path

@@ -80,7 +80,7 @@ def finish(
     critic_cfg: critic.CriticConfig,
     out: str | Path,
     name: str,
-    episodes: int = 160,
+    episodes: int = gates.EPISODES,
     arch: str = "mlp",
 ) -> Path:
     """Critic, gates and file for a PPO run that has ended (or was stopped)."""
@@ -103,7 +103,7 @@ def distil(
     seed: int = 0,
     *,
     width: int = 64,
-    rounds: int = 4,
+    rounds: int = 8,
     robots: int = 24,
     ticks: int = 400,
     updates: int = 3000,
@@ -158,7 +158,7 @@ def distil(
     return jax.tree.map(np.asarray, carry[0]), float(np.sqrt(losses[-200:].mean() / nu))
 
 
-def seal(ckpt: Checkpoint, path: Path, episodes: int = 160) -> Path:
+def seal(ckpt: Checkpoint, path: Path, episodes: int = gates.EPISODES) -> Path:
     """Runs the gates on the weights as they will be stored, and writes file and card."""
     from .checkpoint import load
 

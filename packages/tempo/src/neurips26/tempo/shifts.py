@@ -258,7 +258,6 @@ class Combined(Shift):
         return "rough" if any(p.terrain == "rough" for p in self.parts) else "flat"
 
     def _change(self, model: mujoco.MjModel, fraction: float) -> None:
-        """Ground the shift needs."""
         for part in self.parts:
             part._change(model, fraction)
 
@@ -290,7 +289,6 @@ class Scheduled(Shift):
         return self.shift.terrain
 
     def fraction(self, tick: int) -> float:
-        """Ground the shift needs."""
         """Share of the full shift at this tick (50 ticks a second)."""
         seconds = tick * 0.02 - self.onset
         if seconds < 0:
