@@ -85,7 +85,7 @@ def _size(ctx: Context, many: bool = False) -> dict[str, int]:
     """Robots, ticks and episodes of a tier. On the CPU 48 robots had left two claims undecided that need few methods:
     they have `many`."""
     return {
-        "quick": {"robots": 6, "ticks": 150, "episodes": 1},
+        "quick": {"robots": 6, "ticks": 125, "episodes": 1},
         "tune": {"robots": 8, "ticks": 300, "episodes": 1},
         "cpu": {"robots": 192 if many else 48, "ticks": 500, "episodes": 1},
     }.get(ctx.tier, {"robots": 256 if many else 64, "ticks": 1000, "episodes": 2})
@@ -572,7 +572,7 @@ def _rounded(row: dict[str, Any]) -> dict[str, Any]:
 )
 def real_time(ctx: Context) -> Measurement:
     """C6: five repetitions; the median tick stands beside the 99th percentile."""
-    repeats, ticks = 5, 400 if ctx.tier == "quick" else 2000
+    repeats, ticks = 5, 200 if ctx.tier == "quick" else 2000
     quantiles = np.arange(1, 200) / 2  # per cent, 50 and 99 among them
 
     def measured(seed: int) -> dict[str, Any]:
