@@ -21,6 +21,8 @@ from neurips26.felps import (
     hypervolume,
     live,
     pareto,
+    sweeps,
+    tuning,
 )
 from neurips26.felps.cli import main
 from neurips26.felps.compare import label
@@ -114,15 +116,15 @@ def test_weights_are_those_that_tuning_chose():
 
 def test_the_weight_with_the_widest_margin():
     figures = {0.1: {"jain": 0.3, "throughput": 0.96}, 0.5: {"jain": 0.1, "throughput": 1.03}}
-    assert claims._widest_margin(figures) == 0.5  # -0.01 and +0.06
-    assert claims._widest_margin(figures | {0.7: {"jain": 0.08, "throughput": 1.2}}) == 0.5  # +0.05
+    assert tuning._widest_margin(figures) == 0.5  # -0.01 and +0.06
+    assert tuning._widest_margin(figures | {0.7: {"jain": 0.08, "throughput": 1.2}}) == 0.5  # +0.05
 
 
 def test_sureness_counts_margins_in_their_spreads():
     bar = float(np.log(0.97))
     gain = {"jain": [0.05, 0.07], "throughput": [bar + 0.1, bar + 0.1]}  # 0.03 above, spread 0.0141
-    assert claims._sureness(gain) == pytest.approx(0.03 / np.std([0.05, 0.07], ddof=1))
-    assert claims._sureness(gain | {"throughput": [bar - 0.1, bar]}) < 0
+    assert tuning._sureness(gain) == pytest.approx(0.03 / np.std([0.05, 0.07], ddof=1))
+    assert tuning._sureness(gain | {"throughput": [bar - 0.1, bar]}) < 0
 
 
 def test_replays_side_by_side_take_a_step_each_in_turn(monkeypatch):
@@ -180,13 +182,13 @@ def test_claims_and_grids_on_made_up_figures(tmp_path, monkeypatch):
 
     monkeypatch.setattr(experiments, "run", run)
     measured = claims.beats_fair(Context("felps", "cpu", "beats-fair-schedulers", tmp_path))
-    assert len({c["seed"] for c in measured.cells}) == claims.FAIR_SEEDS
+    assert len({c["seed"] for c in measured.cells}) == sweeps.FAIR_SEEDS
     effect, low, high = effects.smallest_advantage(measured.cells, 0.95)
     assert effect == pytest.approx(low) == pytest.approx(high) == pytest.approx(0.1)
     against = claims.fairer_than_vtc_skip(Context("felps", "cpu", "fairer-than-vtc-skip", tmp_path))
-    assert len(against.ours.values) == len(against.seeds) == 3 * claims.FAIR_SEEDS
+    assert len(against.ours.values) == len(against.seeds) == 3 * sweeps.FAIR_SEEDS
     assert against.ours.values[0] - against.baselines["vtc"].values[0] == pytest.approx(0.8 * 0.07)
-    tuned = claims.tune_weight_against_skip(Context("felps", "tune", "weight-vtc-skip", tmp_path))
+    tuned = tuning.tune_weight_against_skip(Context("felps", "tune", "weight-vtc-skip", tmp_path))
     assert tuned.chosen["felps"] == {"weight": 0.2} and len(tuned.cells) == 9 * 9 * 2
 
 

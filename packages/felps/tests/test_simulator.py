@@ -271,6 +271,17 @@ def test_a_removed_adapter_is_not_resumed_after_a_preemption():
     assert result.emitted[0] == 60 and 0 < result.emitted[1] < 60
 
 
+def test_a_policy_that_admits_nobody_is_named():
+    class Never(FELPSPolicy):
+        def _choose(self):
+            return None
+
+    with pytest.raises(RuntimeError, match="'felps' admits none of 2"):
+        Simulator(ENGINE, 1).run(make((0.0, 1, 10, 5), (0.0, 1, 10, 5)), Never())
+    late = Simulator(ENGINE, 1).run(make((0.0, 1, 10, 5)), Never(), horizon=30.0)  # with an end it is only unfinished
+    assert late.metrics()["unfinished"] == 1 and late.makespan == 30.0
+
+
 def test_enough_slots_load_every_adapter_once():
     workload = random_workload(6)
     for name in ALL:

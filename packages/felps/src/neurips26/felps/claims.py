@@ -3,272 +3,26 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from neurips26.felps import experiments as ex
-from neurips26.felps import live
-from neurips26.felps.compare import label, pareto
+from neurips26.felps import live, sweeps
+from neurips26.felps.compare import label
+from neurips26.felps.decision_cost import admission_cost
 from neurips26.felps.felps import FELPSPolicy
-from neurips26.felps.metrics import RunResult
-from neurips26.felps.plots import latency_by_popularity, service_over_time, slot_occupancy, weight_sweep
 from neurips26.felps.policy import Policy
-from neurips26.felps.request import Request
 from neurips26.felps.simulator import Simulator
-from neurips26.felps.slots import AdapterSlots
+from neurips26.felps.tuning import sensitivity, tune_modes, tune_plug_in, tune_weight, tune_weight_against_skip
 from neurips26.felps.workload import Workload
-from neurips26.shared.claims import Claim, Criterion, DataUse, Measurement, Series, Tuning, measures, tunes
+from neurips26.shared.claims import Claim, Criterion, DataUse, Measurement, Series, measures
 from neurips26.shared.context import Context
-from neurips26.shared.runs import Cells
 from neurips26.shared.seeding import rng
 
-RIVALS = ("vtc", "drr", "dlpm", "dlora", "fcfs", "affinity", "sjf")
-QUICK = [
-    *({"policy": "felps", "mode": "drain", "weight": w} for w in (0.0, 0.1, 0.3, 0.5, 1.0)),
-    {"policy": "fcfs", "mode": "skip"},
-    {"policy": "vtc", "mode": "drain"},
-    {"policy": "drr", "mode": "drain", "quantum": 8000.0},
-    {"policy": "dlpm", "mode": "drain", "quantum": 2000.0},
-    {"policy": "affinity", "mode": "skip"},
-]
-TRACE_NAMES = {"conv": "Azure conversation trace", "code": "Azure code trace", "arena": "LMSYS arena trace"}
-SEEDS = 5
-FAIR_SEEDS = 12
+GRIDS = (tune_modes, tune_weight, tune_weight_against_skip, tune_plug_in, sensitivity)
+"""The registry looks in this module for grids as it does for claims."""
 NO_FIGURE = "none: only the abstract was at hand, which prints no figure"
-
-
-def _traces(ctx: Context) -> tuple[str, ...]:
-    return ("arena",) if ctx.tier == "quick" else ex.TRACES
-
-
-def _settings(ctx: Context) -> list[dict[str, Any]]:
-    return QUICK if ctx.tier == "quick" else ex.sweep()
-
-
-def _seeds(ctx: Context) -> list[int]:
-    return ctx.seeds(5 if ctx.tier == "quick" else SEEDS)
-
-
-def _data(ctx: Context, traces: tuple[str, ...]) -> list[DataUse]:
-    return [DataUse(t, "real") if ctx.data(t) else DataUse("synthetic gamma arrivals", "generated") for t in traces]
-
-
-def _unit(ctx: Context, trace: str, i: int, seed: int) -> dict[str, dict[str, float]]:
-    """Figures of every setting of the sweep on one seed of a trace."""
-
-    def all_settings() -> dict[str, dict[str, float]]:
-        return {label(s): ex.run(ctx.data, trace, seed, i, s) for s in _settings(ctx)}
-
-    # Several claims look at the same runs; each keeps its own first cell for the re-run check.
-    shared = Cells(ctx.directory / "cells" / "sweeps")
-    return ctx.cell({"sweep": trace, "seed": seed}, lambda: shared.get(f"{trace} {seed}", all_settings))
-
-
-def _units(ctx: Context) -> list[tuple[str, int, dict[str, dict[str, float]]]]:
-    jobs = [(trace, i, seed) for trace in _traces(ctx) for i, seed in enumerate(_seeds(ctx))]
-    return [(trace, seed, _unit(ctx, trace, i, seed)) for trace, i, seed in ctx.track(jobs, "sweeps")]
-
-
-def _method(name: str) -> str:
-    return name.split()[0]
-
-
-# Tuning --------------------------------------------------------------------------------------------------------------
-
-
-@tunes(
-    "modes",
-    "slot mode of every method: three modes times three values of its parameter, per trace, by hypervolume (development windows)",
-)
-def tune_modes(ctx: Context) -> Tuning:
-    """On windows and adapter draws that the reported runs never touch."""
-    cells, area = [], {}
-    grid = ex.tuning_grid()
-    for trace in ctx.track(ex.TRACES, "development windows"):
-        for i, seed in enumerate(ctx.seeds(1)):
-
-            def figures(trace: str = trace, seed: int = seed, i: int = i) -> dict[str, dict[str, float]]:
-                return {label(s): ex.run(ctx.data, trace, seed, i, s, development=True) for s in grid}
-
-            rows = ctx.cell({"trace": trace, "seed": seed}, figures)
-            points = {
-                name: (f"{s['policy']} {s['mode']}", rows[name]["jain"], rows[name]["throughput"])
-                for s, name in ((s, label(s)) for s in grid)
-            }
-            for name, value in ex.front_areas(points).items():
-                cells.append(
-                    {"factors": {"trace": trace, "method": name}, "seed": seed, "method": name, "value": value}
-                )
-                area.setdefault((trace, *name.split()), []).append(value)
-    chosen = {}
-    for trace in ex.TRACES:
-        for method in ("felps", *RIVALS):
-            means = {mode: float(np.mean(area[trace, method, mode])) for mode in ("skip", "block", "drain")}
-            best = max(means, key=means.__getitem__)
-            chosen[f"{method} on {trace}"] = {"mode": best, "area": round(means[best], 4)}
-    return Tuning(cells, chosen, "one development window a trace, nine settings a method with a parameter")
-
-
-@tunes(
-    "weight",
-    "weight of FELPS that drains, against VTC and DRR that drain or block, by the smallest of its mean advantages in both "
-    "figures over three traces (development windows)",
-)
-def tune_weight(ctx: Context) -> Tuning:
-    """The figure of the claim it serves, on windows and adapter draws that the reported runs never touch."""
-    weights = [w for w in ex.WEIGHTS if w <= 0.5]
-    ours = [{"policy": "felps", "mode": "drain", "weight": w} for w in weights]
-    theirs = [s for s in ex.rivals() if s["policy"] in ("vtc", "drr") and s["mode"] != "skip"]
-    logs: dict[float, dict[tuple[str, str], list[float]]] = {w: {} for w in weights}
-    cells = []
-    jobs = [(trace, i, seed) for trace in ex.TRACES for i, seed in enumerate(ctx.seeds(3))]
-    for trace, i, seed in ctx.track(jobs, "development windows"):
-
-        def figures(trace: str = trace, i: int = i, seed: int = seed) -> dict[str, dict[str, float]]:
-            return {label(s): ex.run(ctx.data, trace, seed, i, s, development=True) for s in ours + theirs}
-
-        rows = ctx.cell({"trace": trace, "seed": seed}, figures)
-        for w, mine in zip(weights, ours):
-            for rival in theirs:
-                for metric in ("jain", "throughput"):
-                    value = float(np.log(rows[label(mine)][metric] / rows[label(rival)][metric]))
-                    logs[w].setdefault((label(rival), metric), []).append(value)
-                    factors = {"trace": trace, "weight": w, "rival": label(rival), "metric": metric}
-                    cells.append({"factors": factors, "seed": seed, "method": "felps", "value": value})
-    smallest = {w: min(float(np.mean(values)) for values in by.values()) for w, by in logs.items()}
-    best = max(smallest, key=smallest.__getitem__)
-    chosen = {"felps": {"weight": best}, "smallest advantage": {str(w): round(v, 4) for w, v in smallest.items()}}
-    return Tuning(cells, chosen, "three development windows a trace; values are logarithms of ours over theirs")
-
-
-def _widest_margin(figures: dict[float, dict[str, float]]) -> float:
-    """The weight whose smaller margin over both criteria (0.03 of the Jain index, 97 % of the throughput) is largest."""
-    return max(figures, key=lambda w: min(figures[w]["jain"] - 0.03, float(np.log(figures[w]["throughput"] / 0.97))))
-
-
-@tunes(
-    "weight-vtc-skip",
-    "weight of FELPS that drains, against VTC that skips, by the smaller of its margins over both criteria (0.03 of the Jain "
-    "index, 97 % of the throughput), over three traces (development windows)",
-)
-def tune_weight_against_skip(ctx: Context) -> Tuning:
-    """The figures of the two claims it serves, on windows and adapter draws that the reported runs never touch."""
-    settings = [{"policy": "felps", "mode": "drain", "weight": w} for w in ex.WEIGHTS]
-    rival = {"policy": "vtc", "mode": "skip"}
-    cells: list[dict[str, Any]] = []
-    jobs = [(trace, i, seed) for trace in ex.TRACES for i, seed in enumerate(ctx.seeds(3))]
-    for trace, i, seed in ctx.track(jobs, "development windows"):
-
-        def figures(trace: str = trace, i: int = i, seed: int = seed) -> list[dict[str, float]]:
-            return [ex.run(ctx.data, trace, seed, i, s, development=True) for s in [*settings, rival]]
-
-        *ours, theirs = ctx.cell({"trace": trace, "seed": seed}, figures)
-        for w, mine in zip(ex.WEIGHTS, ours):
-            factors = {"trace": trace, "weight": w}
-            for metric, value in (
-                ("jain", mine["jain"] - theirs["jain"]),
-                ("throughput", float(np.log(mine["throughput"] / theirs["throughput"]))),
-            ):
-                cells.append({"factors": factors | {"metric": metric}, "seed": seed, "method": "felps", "value": value})
-    means = _means(cells)
-    return Tuning(
-        cells, {"felps": {"weight": _widest_margin(means)}, "by weight": _shown(means)},
-        "three development windows a trace; Jain: ours less theirs; throughput: logarithm of ours over theirs",
-    )  # fmt: skip
-
-
-PLUG_IN_WEIGHTS = (0.0, 0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-
-
-@tunes(
-    "vllm-weight",
-    "weight of the plug-in and how many slots it may drain at once, against first come, first served, by the smaller of its "
-    "margins over both criteria (0.03 of the Jain index, 97 % of the throughput), each margin in units of its spread from window "
-    "to window, in the simulator with vLLM's step times (development part of the arena trace)",
-)
-def tune_plug_in(ctx: Context) -> Tuning:
-    """The figures of the two claims it serves; the replays in vLLM begin where this part of the trace ends."""
-    settings = [{"weight": w, "max_draining": slots} for slots in (None, 1, 2) for w in PLUG_IN_WEIGHTS]
-    gains: list[dict[str, list[float]]] = [{"jain": [], "throughput": []} for _ in settings]
-    cells: list[dict[str, Any]] = []
-    for seed in ctx.track(ctx.seeds(24), "development windows"):
-        theirs, *ours = ctx.cell(
-            {"seed": seed}, lambda seed=seed: live.vllm_forecast(ctx.data("arena"), seed, settings)
-        )
-        for setting, mine, gain in zip(settings, ours, gains):
-            gain["jain"].append(mine["jain"] - theirs["jain"])
-            gain["throughput"].append(float(np.log(mine["throughput"] / theirs["throughput"])))
-            for metric, values in gain.items():
-                factors = setting | {"metric": metric}
-                cells.append({"factors": factors, "seed": seed, "method": "felps", "value": values[-1]})
-    sureness = [_sureness(gain) for gain in gains]
-    shown = {
-        f"weight {s['weight']:g}, draining {s['max_draining'] or 'any'}": {
-            "jain": round(float(np.mean(gain["jain"])), 4),
-            "throughput": round(float(np.exp(np.mean(gain["throughput"]))), 4),
-            "sureness": round(sure, 3),
-        }
-        for s, gain, sure in zip(settings, gains, sureness)
-    }
-    return Tuning(
-        cells, {"felps": settings[int(np.argmax(sureness))], "by setting": shown},
-        "24 windows; Jain: ours less the default's; throughput: logarithm of ours over the default's",
-    )  # fmt: skip
-
-
-def _sureness(gain: dict[str, list[float]]) -> float:
-    """The smaller margin over both criteria, in standard deviations: an index and a logarithm have no unit in common."""
-    bars = {"jain": 0.03, "throughput": float(np.log(0.97))}
-    return min(float((np.mean(gain[m]) - bar) / max(np.std(gain[m], ddof=1), 1e-9)) for m, bar in bars.items())
-
-
-def _means(cells: list[dict[str, Any]]) -> dict[float, dict[str, float]]:
-    """Weight -> mean gain of the Jain index, and geometric mean of the kept throughput."""
-    by: dict[float, dict[str, list[float]]] = {}
-    for cell in cells:
-        by.setdefault(cell["factors"]["weight"], {}).setdefault(cell["factors"]["metric"], []).append(cell["value"])
-    return {
-        w: {"jain": float(np.mean(v["jain"])), "throughput": float(np.exp(np.mean(v["throughput"])))}
-        for w, v in by.items()
-    }
-
-
-def _shown(means: dict[float, dict[str, float]]) -> dict[str, dict[str, float]]:
-    return {str(w): {k: round(v, 4) for k, v in by.items()} for w, by in means.items()}
-
-
-@tunes(
-    "sensitivity",
-    "the two choices that matter most: slot mode and estimate of unknown output lengths (FELPS, weight 0.2, development windows)",
-)
-def sensitivity(ctx: Context) -> Tuning:
-    """Not a choice: how far the figures move when the choices of ``choices.py`` are made otherwise."""
-    grid = [
-        {"policy": "felps", "mode": mode, "weight": 0.2, "estimator": estimator}
-        for mode in ("drain", "block", "skip")
-        for estimator in ("ewma", "fixed", "oracle")
-    ]
-    cells, means = [], {}
-    for trace in ctx.track(ex.TRACES, "sensitivity"):
-        for i, seed in enumerate(ctx.seeds(2)):
-
-            def figures(trace: str = trace, i: int = i, seed: int = seed) -> list[dict[str, float]]:
-                return [ex.run(ctx.data, trace, seed, i, s, development=True) for s in grid]
-
-            for setting, row in zip(grid, ctx.cell({"trace": trace, "seed": seed}, figures)):
-                for metric in ("jain", "throughput", "loads_per_s"):
-                    factors = {"trace": trace, "metric": metric} | {k: setting[k] for k in ("mode", "estimator")}
-                    cells.append({"factors": factors, "seed": seed, "method": "felps", "value": row[metric]})
-                    means.setdefault((setting["mode"], setting["estimator"], trace), {}).setdefault(metric, []).append(
-                        row[metric]
-                    )
-    shown = {
-        f"{mode}, {estimator}, {trace}": {metric: round(float(np.mean(v)), 3) for metric, v in by.items()}
-        for (mode, estimator, trace), by in means.items()
-    }
-    return Tuning(cells, shown, "means of two development windows a trace; defaults are drain and ewma")
 
 
 # Claim 1: a better front ---------------------------------------------------------------------------------------------
@@ -289,82 +43,35 @@ def sensitivity(ctx: Context) -> Tuning:
 )
 def front_area(ctx: Context) -> Measurement:
     """Area over the worst point of a run unit; the rival compared with is the best in the mean of all units."""
-    units = _units(ctx)
+    units = sweeps.units(ctx)
     areas = [
-        ex.front_areas({n: (_method(n), f["jain"], f["throughput"]) for n, f in rows.items()}) for _, _, rows in units
+        ex.front_areas({n: (sweeps.method_of(n), f["jain"], f["throughput"]) for n, f in rows.items()})
+        for _, _, rows in units
     ]
     names = [name for name in areas[0] if name != "felps"]
     best = max(names, key=lambda name: np.mean([a[name] for a in areas]))
-    figures = []
-    for trace in _traces(ctx):
-        rows = [
-            {"label": name, "setting": _parse(name), "seed": seed} | values
-            for t, seed, unit in units
-            if t == trace
-            for name, values in unit.items()
-        ]
-        origin = TRACE_NAMES[trace] if ctx.data(trace) else f"generated workload in place of the {TRACE_NAMES[trace]}"
-        title = f"{origin}, means of {len(_seeds(ctx))} seeds"
-        figures.append(pareto(rows, ctx.figure(f"front-{trace}.png"), title=title))
     loads = [
         ctx.cell({"offered": t, "seed": s}, lambda t=t, s=s, i=i: ex.offered_load(ctx.data(t), t, s, i))
-        for t in _traces(ctx)
-        for i, s in enumerate(_seeds(ctx))
+        for t in sweeps.traces(ctx)
+        for i, s in enumerate(sweeps.seeds(ctx))
     ]
-    per_trace = np.array(loads).reshape(len(_traces(ctx)), -1).mean(axis=1)
+    per_trace = np.array(loads).reshape(len(sweeps.traces(ctx)), -1).mean(axis=1)
     ctx.note(
         "offered load over what the engine delivers with a slot for every adapter: "
-        + ", ".join(f"{t} {v:.2f}" for t, v in zip(_traces(ctx), per_trace))
+        + ", ".join(f"{t} {v:.2f}" for t, v in zip(sweeps.traces(ctx), per_trace))
     )
+    figures = sweeps.front_pictures(ctx, units)
     if ctx.tier != "quick":
-        figures += _pictures(ctx)
+        figures += sweeps.run_pictures(ctx)
     return Measurement(
         ours=Series({"weights": list(ex.WEIGHTS)}, [a["felps"] + 1e-6 for a in areas]),
         baselines={name: Series({"sweep": "own parameter"}, [a[name] + 1e-6 for a in areas]) for name in names},
         compared_to=best,
         seeds=[seed for _, seed, _ in units],
-        data=_data(ctx, _traces(ctx)),
+        data=sweeps.data_used(ctx, sweeps.traces(ctx)),
         figures=figures,
         tuned_by=None if ctx.tier == "quick" else "modes",
     )
-
-
-def _parse(name: str) -> dict[str, Any]:
-    policy, *options = name.split()
-    pairs = dict(option.split("=") for option in options)
-    return {"policy": policy} | {
-        k: float(v) if k in ("weight", "quantum", "threshold") else v for k, v in pairs.items()
-    }
-
-
-def _pictures(ctx: Context) -> list[Path]:
-    """Service over time, slots, and latencies of one reported run of the conversation trace."""
-    trace, seed = "conv", ctx.seeds(1)[0]
-    load = ex.workload(trace, ctx.data(trace), seed, 0)
-    bench = ex.BENCH["generated" if ctx.data(trace) is None else trace]
-    runs: dict[str, RunResult] = {}
-    for setting in ({"policy": "felps", "weight": 0.2}, {"policy": "vtc", "mode": "drain"}, {"policy": "fcfs"}):
-        simulator = bench.simulator(record_slots=True)
-        options = dict(setting)
-        runs[label(setting)] = simulator.run(
-            load, Policy.make(str(options.pop("policy")), **options), horizon=load.duration
-        )
-    return [
-        service_over_time(runs, ctx.figure("service.png")),
-        slot_occupancy(runs["felps weight=0.2"], ctx.figure("slots.png"), until=60.0),
-        latency_by_popularity(runs, ctx.figure("ttft.png")),
-    ]
-
-
-SHOWN = (
-    "jain",
-    "throughput",
-    "windowed_jain_30s",
-    "service_difference_mean",
-    "latency_jain",
-    "worst_adapter_ttft",
-    "loads_per_s",
-)
 
 
 @measures(
@@ -389,60 +96,19 @@ def not_dominated(ctx: Context) -> Measurement:
         {
             "factors": {"trace": trace, "setting": name, "metric": metric},
             "seed": seed,
-            "method": _method(name),
+            "method": sweeps.method_of(name),
             "value": values[metric],
         }
-        for trace, seed, rows in _units(ctx)
+        for trace, seed, rows in sweeps.units(ctx)
         for name, values in rows.items()
-        for metric in SHOWN
+        for metric in sweeps.SHOWN
     ]
-    for line in _where_rivals_win(cells):
+    for line in sweeps.where_rivals_win(cells):
         ctx.note(line)
-    return Measurement(cells=cells, seeds=_seeds(ctx), data=_data(ctx, ex.TRACES), tuned_by="modes")
-
-
-def _where_rivals_win(cells: list[dict[str, Any]]) -> list[str]:
-    """Per trace: measures in which the best setting of some rival beats the best of FELPS (means over seeds)."""
-    values: dict[tuple[str, str, str], list[float]] = {}
-    for cell in cells:
-        f = cell["factors"]
-        values.setdefault((f["trace"], f["metric"], f["setting"]), []).append(cell["value"])
-    lines = []
-    for trace in ex.TRACES:
-        won = []
-        for metric in SHOWN:
-            sign = -1.0 if metric in ("service_difference_mean", "worst_adapter_ttft", "loads_per_s") else 1.0
-            means = {s: float(np.mean(v)) for (t, m, s), v in values.items() if (t, m) == (trace, metric)}
-            ours, rival = (
-                max((s for s in means if (_method(s) == "felps") == mine), key=lambda s: sign * means[s])
-                for mine in (True, False)
-            )
-            if sign * means[rival] > sign * means[ours]:
-                won.append(f"{metric} {means[rival]:.4g} ({rival}) against {means[ours]:.4g} ({ours})")
-        lines.append(f"{trace}, measures in which a rival's best setting is ahead: " + ("; ".join(won) or "none"))
-    return lines
+    return Measurement(cells=cells, seeds=sweeps.seeds(ctx), data=sweeps.data_used(ctx, ex.TRACES), tuned_by="modes")
 
 
 WEIGHT = 0.2
-
-
-def _extended(
-    ctx: Context, name: str, settings: list[dict[str, Any]]
-) -> list[tuple[str, int, dict[str, dict[str, float]]]]:
-    """Figures of some settings alone on more seeds than whole sweeps are run on."""
-    jobs = [(trace, i, seed) for trace in ex.TRACES for i, seed in enumerate(ctx.seeds(FAIR_SEEDS))]
-    units = []
-    for trace, i, seed in ctx.track(jobs, name):
-
-        def figures(trace: str = trace, i: int = i, seed: int = seed) -> dict[str, dict[str, float]]:
-            return {label(s): ex.run(ctx.data, trace, seed, i, s) for s in settings}
-
-        units.append((trace, seed, ctx.cell({name: trace, "seed": seed}, figures)))
-    ctx.note(
-        "five seeds left it open whether FELPS beats the fair schedulers; extended to twelve, for all methods alike and with "
-        "the criteria unchanged: every window of the Azure traces is met twice, with other adapters"
-    )
-    return units
 
 
 @measures(
@@ -464,13 +130,15 @@ def beats_fair(ctx: Context) -> Measurement:
     ours = {"policy": "felps", "mode": "drain", "weight": WEIGHT}
     theirs = [s for s in ex.rivals() if s["policy"] in ("vtc", "drr") and s["mode"] != "skip"]
     cells = []
-    for trace, seed, rows in _extended(ctx, "fair schedulers", [ours, *theirs]):
+    for trace, seed, rows in sweeps.extended(ctx, "fair schedulers", [ours, *theirs]):
         for rival in map(label, theirs):
             for metric in ("jain", "throughput"):
                 factors = {"trace": trace, "rival": rival, "metric": metric}
                 value = rows[label(ours)][metric] / rows[rival][metric]
                 cells.append({"factors": factors, "seed": seed, "method": "felps", "value": value})
-    return Measurement(cells=cells, seeds=ctx.seeds(FAIR_SEEDS), data=_data(ctx, ex.TRACES), tuned_by="weight")
+    return Measurement(
+        cells=cells, seeds=ctx.seeds(sweeps.FAIR_SEEDS), data=sweeps.data_used(ctx, ex.TRACES), tuned_by="weight"
+    )
 
 
 SKIP_WEIGHT = 0.5
@@ -479,7 +147,7 @@ SKIP_WEIGHT = 0.5
 def _against_skip(ctx: Context, metric: str) -> Measurement:
     ours, theirs, cells = [], [], []
     felps, vtc = {"policy": "felps", "mode": "drain", "weight": SKIP_WEIGHT}, {"policy": "vtc", "mode": "skip"}
-    units = _extended(ctx, "VTC that skips", [felps, vtc])
+    units = sweeps.extended(ctx, "VTC that skips", [felps, vtc])
     for trace, seed, rows in units:
         ours.append(rows[label(felps)][metric])
         theirs.append(rows[label(vtc)][metric])
@@ -493,7 +161,7 @@ def _against_skip(ctx: Context, metric: str) -> Measurement:
         compared_to="vtc",
         seeds=[seed for _, seed, _ in units],
         cells=cells,
-        data=_data(ctx, ex.TRACES),
+        data=sweeps.data_used(ctx, ex.TRACES),
         tuned_by="weight-vtc-skip",
     )
 
@@ -537,31 +205,6 @@ def as_fast_as_vtc_skip(ctx: Context) -> Measurement:
 # Claim 2: any trade-off ----------------------------------------------------------------------------------------------
 
 
-def _trend(ctx: Context, metric: str) -> Measurement:
-    quick = ctx.tier == "quick"
-    trace = "arena" if quick else "conv"
-    weights = [float(s["weight"]) for s in QUICK if "weight" in s] if quick else list(ex.WEIGHTS)
-    settings = [{"policy": "felps", "mode": "drain", "weight": w} for w in weights]
-    cells = []
-    seeds = ctx.seeds(5 if ctx.tier == "quick" else 2 * SEEDS)
-    for i, seed in enumerate(ctx.track(seeds, "weights")):
-        key = {"weights": trace, "seed": seed}
-
-        def figures(i: int = i, seed: int = seed) -> list[dict[str, float]]:
-            shared = Cells(ctx.directory / "cells" / "sweeps")
-            return shared.get(
-                f"weights {trace} {seed}", lambda: [ex.run(ctx.data, trace, seed, i, s) for s in settings]
-            )
-
-        rows = ctx.cell(key, figures)
-        cells += [
-            {"factors": {"trace": trace, "weight": w}, "seed": seed, "method": "felps", "value": row[metric]}
-            for w, row in zip(weights, rows)
-        ]
-    figure = weight_sweep(cells, metric, ctx.figure(f"weight-{metric}.png"))
-    return Measurement(cells=cells, seeds=seeds, data=_data(ctx, (trace,)), figures=[figure])
-
-
 @measures(
     Claim(
         id="loads-fall",
@@ -576,7 +219,7 @@ def _trend(ctx: Context, metric: str) -> Measurement:
 )
 def loads_fall(ctx: Context) -> Measurement:
     """One correlation a seed."""
-    return _trend(ctx, "loads_per_s")
+    return sweeps.trend(ctx, "loads_per_s")
 
 
 @measures(
@@ -594,7 +237,7 @@ def loads_fall(ctx: Context) -> Measurement:
 )
 def gap_rises(ctx: Context) -> Measurement:
     """One correlation a seed."""
-    return _trend(ctx, "gap")
+    return sweeps.trend(ctx, "gap")
 
 
 # Claim 3: service in proportion to workload --------------------------------------------------------------------------
@@ -750,39 +393,6 @@ def mixed_batches(ctx: Context) -> Measurement:
 # What a server needs -------------------------------------------------------------------------------------------------
 
 
-def admission_cost(adapters: int, waiting: int, running: int, slots: int, seed: int, admissions: int = 150) -> float:
-    """CPU seconds per admission of ``select`` in steady state: admit one, book a step of all running, finish one."""
-    generator = rng(seed, "felps", "admission")
-    policy = FELPSPolicy(0.2)
-    policy.bind(AdapterSlots(slots))
-    for i in range(waiting):
-        policy.on_arrival(Request(i, 1 + int(generator.integers(adapters)), 0.0, 100), 0.0)
-    active: list[Request] = []
-    spent, now, fresh, measured = 0.0, 0.0, waiting, 0
-    while measured < admissions:
-        now += 0.05
-        began = time.process_time()
-        request = policy.peek(now)
-        if request is not None:
-            policy.pop(now)
-            policy.slots.acquire(request.adapter)
-            active.append(request)
-        if len(active) >= running:  # filling the engine is not measured
-            spent += time.process_time() - began
-            measured += request is not None
-        counts: dict[int, int] = {}
-        for one in active:
-            counts[one.adapter] = counts.get(one.adapter, 0) + 1
-        policy.on_batch([(a, 0, c, c) for a, c in counts.items()], now)
-        if len(active) >= running or request is None:
-            done = active.pop(int(generator.integers(len(active))))
-            policy.on_finished(done, now, "stop", 50, 0)
-            policy.slots.release(done.adapter)
-            policy.on_arrival(Request(fresh, 1 + int(generator.integers(adapters)), now, 100), now)
-            fresh += 1
-    return spent / measured
-
-
 @measures(
     Claim(
         id="admission-cost",
@@ -862,7 +472,10 @@ def hour_of_sweeps(ctx: Context) -> Measurement:
         )
     total = sum(c["value"] * (1 if c["method"] == "felps" else len(ex.WEIGHTS)) for c in cells)
     return Measurement(
-        ours=Series({"runs": 9 + 9 * 5}, [total / 60 / 2]), seeds=[seed], cells=cells, data=_data(ctx, ("conv",))
+        ours=Series({"runs": 9 + 9 * 5}, [total / 60 / 2]),
+        seeds=[seed],
+        cells=cells,
+        data=sweeps.data_used(ctx, ("conv",)),
     )
 
 

@@ -22,6 +22,7 @@ from neurips26.felps.workload import Workload
 from neurips26.shared.arrays import check_int, check_real
 
 _NEVER = 1 << 60
+_PATIENCE = 10_000  # samples that a policy may let pass with work waiting and an empty engine
 
 
 @dataclass(slots=True, eq=False)
@@ -99,10 +100,11 @@ class Simulator:
             aborts: request position -> time at which its client gives up.
             removals: adapter -> time at which its owner takes it away. Its running requests finish, the waiting ones are
                 aborted, later ones refused; its slot is free once nobody uses it.
-            max_steps: guard against a policy that never admits.
+            max_steps: guard against a run without end.
 
         Raises:
             ValueError: a request of an unknown adapter, naming it.
+            RuntimeError: the policy admits nobody though the engine is empty, or ``max_steps`` are not enough.
         """
         if known_adapters is not None:
             for adapter in workload.adapters:
@@ -137,6 +139,9 @@ class _Loop:
         self.slots = AdapterSlots(sim.max_loras, sim.eviction, self.load_seconds, score)
         policy.bind(self.slots)
         self.now = 0.0
+        self.requests = list(workload.requests())
+        self.arrivals = [request.arrival for request in self.requests] + [math.inf]
+        self.n_arrived = self.n_orders = 0  # how many of them have happened
         n, top = len(workload), int(workload.adapters.max()) + 1
         self.first = np.full(n, np.nan)
         self.finish = np.full(n, np.nan)
@@ -156,8 +161,11 @@ class _Loop:
         self.tick = 0
         self.next_end = self.next_outlived = _NEVER
         self.kv = 0
-        self.budget = 0
+        self.budget = self.stuck = 0
         self.stall = 0.0
+        self.step_prefill = self.step_prompts = 0
+        self.step_fresh: dict[int, int] = {}
+        self.started: list[_Run] = []
         self.steps = self.preemptions = 0
         self.stall_total = self.busy = 0.0
         self.recompute: dict[int, int] = {}  # id -> tokens emitted before a preemption
@@ -238,105 +246,117 @@ class _Loop:
 
     # The run ---------------------------------------------------------------------------------------------------------
     def run(self) -> RunResult:
-        sim, policy, engine = self.sim, self.policy, self.sim.engine
-        requests = list(self.workload.requests())
-        arrivals = [r.arrival for r in requests] + [math.inf]
-        orders = self.orders
-        arrived = done = 0
-        wq = policy.output_price
-        while True:
-            while arrivals[arrived] <= self.now:
-                self._arrive(requests[arrived])
-                arrived += 1
-            while done < len(orders) and orders[done][0] <= self.now:
-                _, removal, which = orders[done]
-                if removal:
-                    self._remove(which)
-                else:
-                    self._abort(requests[which])
-                done += 1
-            if self.now >= self.next_sample:
-                self._sample()
-            if self.now >= self.horizon:
-                break
-            idle = not (self.decoding or self.prefilling)
-            if idle and not policy.waiting:
-                upcoming = min(arrivals[arrived], self.horizon)
-                if upcoming == math.inf:
-                    break
-                if done < len(orders):
-                    upcoming = min(upcoming, orders[done][0])
-                while self.next_sample < upcoming:  # an idle engine is sampled too
-                    self.now = self.next_sample
-                    self._sample()
-                self.now = max(self.now, upcoming)
-                continue
-
+        while self._next_work():
             self._make_room()
-            decode_seqs = len(self.decoding)
-            # Memory of started prompts is reserved, but decoding sequences do not read it.
-            kv_read = self.kv - sum(run.context for run in self.prefilling) if self.prefilling else self.kv
-            self.budget = sim.max_num_batched_tokens - decode_seqs
-            self.step_prefill = self.step_prompts = 0
-            self.step_fresh: dict[int, int] = {}
-            self.started: list[_Run] = []
-            self.stall = 0.0
-            ongoing, self.prefilling = self.prefilling, []
-            for run in ongoing:
-                self._prefill(run)
-            if policy.waiting and self.budget > 0 and len(self.by_id) < sim.max_num_seqs:
-                self._admit()
-
-            # Nothing but decoding, and nobody who could be admitted: play equal steps up to the next event at once.
-            seconds = self._execute(decode_seqs, kv_read)
-            repeat = 1
-            end = self.now + seconds
-            if self.may_jump and not self.step_prompts and (not policy.waiting or decode_seqs >= sim.max_num_seqs):
-                until = min(arrivals[arrived], self.next_sample, self.horizon)
-                if done < len(orders):
-                    until = min(until, orders[done][0])
-                most = min(self.next_end - self.tick, (sim.kv_tokens - self.kv) // max(decode_seqs, 1))
-                adapters = self._decode_adapters()
-                while repeat < most and end < until:
-                    end += engine.step(0, 0, decode_seqs, kv_read + decode_seqs * repeat, adapters)
-                    repeat += 1
-            if not (decode_seqs or self.step_prompts):
-                # Work waits and the engine is empty, but the policy admits nobody: only time can change its mind.
-                end = min(arrivals[arrived], self.horizon, self.next_sample)
-                if done < len(orders):
-                    end = min(end, orders[done][0])
-                repeat = 0
-                if end == math.inf:
-                    raise RuntimeError(f"policy {policy.name!r} admits none of {policy.waiting} waiting requests")
-            self.busy += (end - self.now) if repeat else 0.0
-            self.stall_total += self.stall
-            self.now = max(end, self.now)
-            self.steps += repeat
-            if self.steps > self.max_steps:
-                raise RuntimeError(f"no end after {self.max_steps} steps under policy {policy.name!r}")
-            self.tick += repeat
-            self.kv += decode_seqs * repeat
-
-            charges = []
-            fresh = self.step_fresh
-            for adapter, count in self.n_decode.items():
-                tokens = count * repeat
-                self.served[adapter] += fresh.get(adapter, 0) * policy.input_price + wq * tokens
-                charges.append((adapter, fresh.pop(adapter, 0), tokens, self.n_within.get(adapter, 0) * repeat))
-            for adapter, tokens in fresh.items():
-                self.served[adapter] += tokens * policy.input_price
-                charges.append((adapter, tokens, 0, 0))
-            if repeat and self.next_outlived < self.tick:
-                charges = self._exact_within(charges, repeat)
-            if policy.uses_service and charges:
-                policy.on_batch(charges, self.now)
+            decode_seqs, kv_read = self._compose()
+            end, repeat = self._play(decode_seqs, kv_read)
+            self._pass(end, repeat, decode_seqs)
+            self._charge(repeat)
             if self.started:
                 self._start_decoding()
             if self.next_end <= self.tick:
                 self._finish()
-        if len(self.samples) == 0 or self.samples[-1][0] < self.now:
+        if not self.samples or self.samples[-1][0] < self.now:
             self._sample()
-        return self._result(requests)
+        return self._result()
+
+    def _next_work(self) -> bool:
+        """Let happen what is due and skip idle time; False when the run is over."""
+        while True:
+            while self.arrivals[self.n_arrived] <= self.now:
+                self._arrive(self.requests[self.n_arrived])
+                self.n_arrived += 1
+            while self.n_orders < len(self.orders) and self.orders[self.n_orders][0] <= self.now:
+                _, removal, which = self.orders[self.n_orders]
+                if removal:
+                    self._remove(which)
+                else:
+                    self._abort(self.requests[which])
+                self.n_orders += 1
+            if self.now >= self.next_sample:
+                self._sample()
+            if self.now >= self.horizon:
+                return False
+            if self.decoding or self.prefilling or self.policy.waiting:
+                return True
+            if min(self.arrivals[self.n_arrived], self.horizon) == math.inf:
+                return False
+            upcoming = self._next_event()
+            while self.next_sample < upcoming:  # an idle engine is sampled too
+                self.now = self.next_sample
+                self._sample()
+            self.now = max(self.now, upcoming)
+
+    def _next_event(self) -> float:
+        """When somebody outside acts next, or the run ends."""
+        until = min(self.arrivals[self.n_arrived], self.horizon)
+        return min(until, self.orders[self.n_orders][0]) if self.n_orders < len(self.orders) else until
+
+    def _compose(self) -> tuple[int, int]:
+        """Choose who takes part in the step; returns the decoding sequences and the tokens of context that they read."""
+        sim = self.sim
+        decode_seqs = len(self.decoding)
+        # Memory of started prompts is reserved, but decoding sequences do not read it.
+        kv_read = self.kv - sum(run.context for run in self.prefilling) if self.prefilling else self.kv
+        self.budget = sim.max_num_batched_tokens - decode_seqs
+        self.step_prefill = self.step_prompts = 0
+        self.step_fresh = {}
+        self.started = []
+        self.stall = 0.0
+        ongoing, self.prefilling = self.prefilling, []
+        for run in ongoing:
+            self._prefill(run)
+        if self.policy.waiting and self.budget > 0 and len(self.by_id) < sim.max_num_seqs:
+            self._admit()
+        return decode_seqs, kv_read
+
+    def _play(self, decode_seqs: int, kv_read: int) -> tuple[float, int]:
+        """Do the step; returns when it ends and how many equal steps were played at once (0: nobody takes part)."""
+        sim, engine, waiting = self.sim, self.sim.engine, self.policy.waiting
+        end, repeat = self.now + self._execute(decode_seqs, kv_read), 1
+        if not (decode_seqs or self.step_prompts):
+            # Work waits and the engine is empty, but the policy admits nobody: only time can change its mind.
+            self.stuck += 1
+            if self.stuck > _PATIENCE:
+                raise RuntimeError(f"policy {self.policy.name!r} admits none of {waiting} waiting requests")
+            return min(self._next_event(), self.next_sample), 0
+        self.stuck = 0
+        # Nothing but decoding, and nobody who could be admitted: play equal steps up to the next event at once.
+        if self.may_jump and not self.step_prompts and (not waiting or decode_seqs >= sim.max_num_seqs):
+            until = min(self._next_event(), self.next_sample)
+            most = min(self.next_end - self.tick, (sim.kv_tokens - self.kv) // max(decode_seqs, 1))
+            adapters = self._decode_adapters()
+            while repeat < most and end < until:
+                end += engine.step(0, 0, decode_seqs, kv_read + decode_seqs * repeat, adapters)
+                repeat += 1
+        return end, repeat
+
+    def _pass(self, end: float, repeat: int, decode_seqs: int) -> None:
+        """Time goes on to the end of the steps, and the decoding sequences are a token longer for each."""
+        self.busy += (end - self.now) if repeat else 0.0
+        self.stall_total += self.stall
+        self.now = max(end, self.now)
+        self.steps += repeat
+        if self.steps > self.max_steps:
+            raise RuntimeError(f"no end after {self.max_steps} steps under policy {self.policy.name!r}")
+        self.tick += repeat
+        self.kv += decode_seqs * repeat
+
+    def _charge(self, repeat: int) -> None:
+        """Book the tokens of the steps, adapter by adapter."""
+        policy, fresh = self.policy, self.step_fresh
+        charges = []
+        for adapter, count in self.n_decode.items():
+            tokens = count * repeat
+            self.served[adapter] += fresh.get(adapter, 0) * policy.input_price + policy.output_price * tokens
+            charges.append((adapter, fresh.pop(adapter, 0), tokens, self.n_within.get(adapter, 0) * repeat))
+        for adapter, tokens in fresh.items():
+            self.served[adapter] += tokens * policy.input_price
+            charges.append((adapter, tokens, 0, 0))
+        if repeat and self.next_outlived < self.tick:
+            charges = self._exact_within(charges, repeat)
+        if policy.uses_service and charges:
+            policy.on_batch(charges, self.now)
 
     def _admit(self) -> None:
         for _ in self.policy.select(self):
@@ -495,7 +515,7 @@ class _Loop:
         step = self.sim.sample_every
         self.next_sample = (math.floor(self.now / step + 1e-9) + 1) * step
 
-    def _result(self, requests: list[Request]) -> RunResult:
+    def _result(self) -> RunResult:
         for run in self.by_id.values():
             self.emitted[run.index] = run.emitted + (self.tick - run.start if run.ends != _NEVER else 0)
         for request_id, emitted in self.recompute.items():
