@@ -82,9 +82,50 @@ def test_command_line(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["threshold"] == pytest.approx(200.0)
     with pytest.raises(ValueError, match="^z: expected one of the columns"):
         cli.main(["fit", str(table), "--y", "z"])
-    (tmp_path / "bad.csv").write_text("a,y\n1,2\n3\n")
-    with pytest.raises(ValueError, match="got 1 in line 3"):
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a,y\n1,2\n3\n", "^csv: expected 2 fields as in the header, got 1 in line 3"),
+        (b"", "^csv: expected a header and rows, got 0 lines"),
+        (b"a,y\n", "^csv: expected a header and rows, got 1 lines"),
+        (b"\xff\xfe\x00\x01", "^csv: expected a table in UTF-8, got"),
+        (b"a,a,y\n1,2,3\n2,3,4\n", "^csv: expected columns of different names, got a more than once"),
+        (b"y\n1\n2\n", "^x: expected at least one column beside the response, got y"),
+        (None, "^csv: expected a table, got .*, which is no file"),
+    ],
+)
+def test_tables_that_are_none(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "bad.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
         cli.main(["fit", str(tmp_path / "bad.csv")])
+
+
+def test_an_interrupted_scaling_goes_on(tmp_path, capsys, monkeypatch):
+    def run(*more):
+        assert cli.main(["scaling", "--repeats", "2", "--work", str(tmp_path / "w"), "--json", *more]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    real, calls = experiments.error, []
+
+    def stopped(*a):
+        if len(calls) == 7:
+            raise KeyboardInterrupt
+        calls.append(1)
+        return real(*a)
+
+    monkeypatch.setattr(experiments, "error", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    monkeypatch.setattr(experiments, "error", lambda *a: calls.append(1) or real(*a))
+    first = run()
+    assert len(calls) == 9 * 2 and set(first) == {"m", "n", "d"} and run() == first and len(calls) == 9 * 2
+    assert -1.6 < first["m"]["exponent"] < -0.5
+    for arguments in (["scaling", "--repeats", "1"], ["compare", "--repeats", "0"]):
+        with pytest.raises(ValueError, match="^repeats: expected an integer >= "):
+            cli.main(arguments)
 
 
 def test_a_table_of_ones_own(tmp_path, capsys):

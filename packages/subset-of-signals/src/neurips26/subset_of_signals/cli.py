@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import numpy as np
 import tyro
 
+from neurips26.shared.arrays import check_int
 from neurips26.subset_of_signals import bounds
 from neurips26.subset_of_signals.regressor import METHODS, SubsetOfSignalsRegressor
 from neurips26.subset_of_signals.simulate import NOISE_LAWS, subset_of_signals
@@ -48,6 +49,10 @@ class Fit:
         for name in [*names, self.y, *([self.groups] if self.groups else [])]:
             if name not in header:
                 raise ValueError(f"{name}: expected one of the columns {', '.join(header)} of {self.csv}")
+        if not names:
+            raise ValueError(
+                f"x: expected at least one column beside the response, got {', '.join(header)} in {self.csv}"
+            )
         if self.y in names:
             raise ValueError(f"x: expected columns other than the response, got {self.y}")
         column = {n: table[:, i] for i, n in enumerate(header)}
@@ -77,11 +82,16 @@ class Fit:
 def _read(path: Path) -> tuple[list[str], np.ndarray]:
     import csv
 
-    with open(path, newline="", encoding="utf-8-sig") as stream:
-        first = stream.readline()
-        stream.seek(0)
-        separator = max(",;\t", key=first.count)
-        rows = [row for row in csv.reader(stream, delimiter=separator) if row]
+    if not path.is_file():
+        raise ValueError(f"csv: expected a table, got {str(path)!r}, which is no file")
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as stream:
+            first = stream.readline()
+            stream.seek(0)
+            separator = max(",;\t", key=first.count)
+            rows = [row for row in csv.reader(stream, delimiter=separator) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"csv: expected a table in UTF-8, got {path} ({error})") from error
     if len(rows) < 2:
         raise ValueError(f"csv: expected a header and rows, got {len(rows)} lines in {path}")
     for number, row in enumerate(rows, 1):
@@ -89,7 +99,11 @@ def _read(path: Path) -> tuple[list[str], np.ndarray]:
             raise ValueError(
                 f"csv: expected {len(rows[0])} fields as in the header, got {len(row)} in line {number} of {path}"
             )
-    return [n.strip() for n in rows[0]], np.array(rows[1:], dtype=object)
+    header = [n.strip() for n in rows[0]]
+    twice = sorted({n for n in header if header.count(n) > 1})
+    if twice:
+        raise ValueError(f"csv: expected columns of different names, got {', '.join(twice)} more than once in {path}")
+    return header, np.array(rows[1:], dtype=object)
 
 
 def _numbers(values: np.ndarray, name: str) -> np.ndarray:
@@ -152,6 +166,7 @@ class Compare:
     def __call__(self) -> int:
         from neurips26.subset_of_signals.experiments import FAMILY, error
 
+        check_int(self.repeats, "repeats", minimum=1)
         methods = (*FAMILY, "oracle")
         draws = [subset_of_signals(self.n, self.m, self.d, noise=self.law, seed=s) for s in range(self.repeats)]
         table = {m: float(np.median([error(m, s, i) for i, s in enumerate(draws)])) for m in methods}
@@ -170,27 +185,34 @@ class Scaling:
 
     repeats: int = 20
     """Draws a size."""
+    work: Path | None = None
+    """Folder for finished draws: an interrupted run continues from it, a larger --repeats adds to it."""
     json: bool = False
     """Print JSON."""
 
     def __call__(self) -> int:
+        from neurips26.shared.runs import Cells
         from neurips26.subset_of_signals import effects
         from neurips26.subset_of_signals.experiments import error
 
+        check_int(self.repeats, "repeats", minimum=2)
+        kept = None if self.work is None else Cells(self.work)
         sweeps = {
             "m": [(4000, m, 4) for m in (400, 700, 1200)],
             "n": [(n, 800, 4) for n in (1500, 3000, 6000)],
             "d": [(4000, 1000, d) for d in (2, 6, 12)],
         }
+
+        def once(n: int, m: int, d: int, seed: int) -> float:
+            def draw() -> float:
+                return error("lad", subset_of_signals(n, m, d, bad=1e6, seed=seed))
+
+            return draw() if kept is None else kept.get(f"n {n}, m {m}, d {d}, seed {seed}", draw)
+
         out = {}
         for factor, sizes in sweeps.items():
             cells = [
-                {
-                    "factors": {"n": n, "m": m, "d": d},
-                    "method": "lad",
-                    "seed": seed,
-                    "value": error("lad", subset_of_signals(n, m, d, bad=1e6, seed=seed)),
-                }
+                {"factors": {"n": n, "m": m, "d": d}, "method": "lad", "seed": seed, "value": once(n, m, d, seed)}
                 for n, m, d in sizes
                 for seed in range(self.repeats)
             ]
