@@ -206,6 +206,8 @@ def test_too_long_requests_are_refused_at_the_door(adapters):
     assert list(result.errors) == [0] and "80 tokens" in result.errors[0]
     with pytest.raises(ValueError, match="prompts"):
         engine(adapters).run(workload(3), Policy.make("fcfs"), prompts={0: [1]})
+    with pytest.raises(ValueError, match="prompts"):
+        engine(adapters).run(workload(3), Policy.make("fcfs"), prompts={3: [1]})
 
 
 def test_clients_that_leave_and_adapters_that_are_removed(adapters):

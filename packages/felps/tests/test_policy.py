@@ -125,6 +125,7 @@ def test_bad_settings_name_the_argument(kwargs, name):
         FELPSPolicy(**kwargs)
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("kwargs", "name"),
     [
@@ -133,6 +134,7 @@ def test_bad_settings_name_the_argument(kwargs, name):
         (dict(max_tokens=-4), "max_tokens"),
         (dict(output_tokens=0), "output_tokens"),
         (dict(adapter=-1), "adapter"),
+        (dict(prompt_tokens=float("nan")), "prompt_tokens"),
         (dict(arrival=float("nan")), "arrival"),
     ],
 )

@@ -315,6 +315,20 @@ def test_latency_metrics_by_hand():
     assert result.goodput(0.03, 1.0) == pytest.approx(1 / result.makespan)
 
 
+@pytest.mark.parametrize(
+    ("kwargs", "name"),
+    [
+        (dict(horizon=-1.0), "horizon"),
+        (dict(horizon=float("nan")), "horizon"),
+        (dict(aborts={3: 0.0}), "aborts"),
+        (dict(aborts={-1: 0.0}), "aborts"),
+    ],
+)
+def test_bad_orders_are_named(kwargs, name):
+    with pytest.raises(ValueError, match=name):
+        Simulator(ENGINE).run(make((0.0, 1, 1, 1), (0.0, 1, 1, 1), (0.0, 1, 1, 1)), Policy.make("fcfs"), **kwargs)
+
+
 def test_unknown_adapter_is_named():
     with pytest.raises(ValueError, match="adapter 7"):
         Simulator(ENGINE).run(make((0.0, 7, 1, 1)), Policy.make("fcfs"), known_adapters={1, 2})

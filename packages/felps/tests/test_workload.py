@@ -229,6 +229,10 @@ def test_bad_windows_and_arrays():
         Workload(np.zeros(1), np.ones(1), np.zeros(1), np.ones(1))
     with pytest.raises(ValueError, match="arrival"):
         Workload(np.array([np.nan]), np.ones(1), np.ones(1), np.ones(1))
+    with pytest.raises(ValueError, match=r"output: expected whole numbers, got 1\.5"):
+        Workload(np.zeros(2), np.ones(2), np.ones(2), np.array([1.0, 1.5]))
+    with pytest.raises(ValueError, match="output_mean"):
+        Workload.synthetic(2, 2.0, 10.0, output_mean=0.0)
 
 
 def test_from_request_objects():

@@ -153,6 +153,7 @@ class CPUEngine:
             removals: adapter -> time at which its owner takes it away (running requests finish).
         """
         for index, tokens in (prompts or {}).items():
+            check_int(index, "prompts", minimum=0, maximum=len(workload) - 1)
             if len(tokens) != workload.prompt[index]:
                 raise ValueError(
                     f"prompts: request {index} has {len(tokens)} tokens, the workload says {workload.prompt[index]}"

@@ -33,13 +33,13 @@ class Request:
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if self.adapter < 0:
+        if not self.adapter >= 0:
             raise ValueError(f"adapter must be 0 (base model) or a positive id, got {self.adapter}")
         if not self.arrival >= 0.0:
             raise ValueError(f"arrival must be a time >= 0 in seconds, got {self.arrival}")
-        if self.prompt_tokens < 1:
+        if not self.prompt_tokens >= 1:
             raise ValueError(f"prompt_tokens must be at least 1, got {self.prompt_tokens} (request {self.id!r})")
-        if self.output_tokens is not None and self.output_tokens < 1:
+        if self.output_tokens is not None and not self.output_tokens >= 1:
             raise ValueError(f"output_tokens must be at least 1, got {self.output_tokens} (request {self.id!r})")
-        if self.max_tokens is not None and self.max_tokens < 1:
+        if self.max_tokens is not None and not self.max_tokens >= 1:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens} (request {self.id!r})")

@@ -103,14 +103,16 @@ class Simulator:
             max_steps: guard against a run without end.
 
         Raises:
-            ValueError: a request of an unknown adapter, naming it.
+            ValueError: a request of an unknown adapter, naming it; a horizon or an abort that cannot be.
             RuntimeError: the policy admits nobody though the engine is empty, or ``max_steps`` are not enough.
         """
         if known_adapters is not None:
             for adapter in workload.adapters:
                 if int(adapter) not in known_adapters and adapter != 0:
                     raise ValueError(f"adapter {int(adapter)} of workload {workload.name!r} is not known to the engine")
-        until = math.inf if horizon is None else horizon
+        until = math.inf if horizon is None else check_real(horizon, "horizon", minimum=0.0, inclusive=False)
+        for index in aborts or {}:
+            check_int(index, "aborts", minimum=0, maximum=len(workload) - 1)
         return _Loop(self, workload, policy, until, aborts or {}, removals or {}, max_steps).run()
 
 

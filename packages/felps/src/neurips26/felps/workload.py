@@ -61,6 +61,8 @@ class Workload:
         n = len(self.arrival)
         for name in ("adapter", "prompt", "output"):
             column = check_array(getattr(self, name), name, shape=(n,))
+            if (column != np.rint(column)).any():
+                raise ValueError(f"{name}: expected whole numbers, got {column[column != np.rint(column)][0]}")
             setattr(self, name, column.astype(np.int64))
             least = 0 if name == "adapter" else 1
             if (column < least).any():
@@ -247,6 +249,8 @@ class Workload:
         """
         check_real(rate, "rate", minimum=0.0, inclusive=False)
         check_real(duration, "duration", minimum=0.0, inclusive=False)
+        check_real(prompt_mean, "prompt_mean", minimum=1.0)
+        check_real(output_mean, "output_mean", minimum=1.0)
         check_choice(arrivals, "arrivals", ("poisson", "gamma", "onoff"))
         generator = rng(seed, "felps", "synthetic")
         count = max(1, int(rate * duration * 2 + 50))
