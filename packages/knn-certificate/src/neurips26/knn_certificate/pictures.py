@@ -13,10 +13,13 @@ from neurips26.shared.plots import COLOURS, figure
 
 __all__ = ["ablation_plot", "coverage_plot", "noise_curves", "representation_plot", "stacked_terms", "terms_by_dataset"]
 
+#: A legend beside the bars, which fill the axes.
+_BESIDE: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
+
 
 def stacked_terms(certificates: Mapping[str, Any], path: str | Path, test_errors: Mapping[str, float]) -> None:
     """Bars of the three estimates, stacked, with bound, hold-out bound and test error as marks."""
-    with figure(Path(path), size=(1.8 + 1.4 * len(certificates), 3.4)) as ax:
+    with figure(Path(path), size=(3.0 + 1.4 * len(certificates), 3.4)) as ax:
         for i, (name, c) in enumerate(certificates.items()):
             low = 0.0
             for j, term in enumerate(("geometry", "disagreement", "stability")):
@@ -31,7 +34,7 @@ def stacked_terms(certificates: Mapping[str, Any], path: str | Path, test_errors
                 ax.plot(i, test_errors[name], "r*", ms=9, label="test error" if i == 0 else None)
         ax.set_xticks(range(len(certificates)), list(certificates))
         ax.set_ylabel("error rate")
-        ax.legend(fontsize=7)
+        ax.legend(fontsize=7, **_BESIDE)
 
 
 def terms_by_dataset(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -42,7 +45,7 @@ def terms_by_dataset(rows: Sequence[dict[str, Any]], path: Path) -> None:
         values = [r["value"] for r in rows if r["factors"]["data"] == data and r["method"] == what]
         return float(np.mean(values)) if values else float("nan")
 
-    with figure(path, size=(1.8 + 1.5 * len(names), 3.4)) as ax:
+    with figure(path, size=(3.0 + 1.5 * len(names), 3.4)) as ax:
         for i, data in enumerate(names):
             low = 0.0
             for j, term in enumerate(("geometry", "disagreement", "stability")):
@@ -60,7 +63,7 @@ def terms_by_dataset(rows: Sequence[dict[str, Any]], path: Path) -> None:
                 )
         ax.set_xticks(range(len(names)), names)
         ax.set_ylabel("error rate")
-        ax.legend(fontsize=7)
+        ax.legend(fontsize=7, **_BESIDE)
 
 
 def ablation_plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
