@@ -92,8 +92,30 @@ def test_bad_guidance():
     ):  # fmt: skip
         with pytest.raises(ValueError, match=name):
             ReferenceMeanGuidance(bank(), **wrong)
+    for wrong, said in (
+        ({"chunk": 0}, "chunk: expected an integer >= 1, got 0"), ({"region": torch.tensor([0.5, 2.0])}, "region: expected"),
+        ({"region": torch.tensor([0.5, float("nan")])}, "region: expected weights in"),
+        ({"bank": []}, "bank: expected a bank, or one a sample, got an empty list"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=said):
+            ReferenceMeanGuidance(**{"bank": bank()} | wrong)
     with pytest.warns(UserWarning, match="topk: 99 is more than the 4"):
         assert ReferenceMeanGuidance(bank(), topk=99).topk == 4
+
+
+@pytest.mark.bad_input
+def test_guidance_of_the_wrong_kind():
+    for wrong, said in (
+        ({"bank": "cats"}, "bank: expected a ReferenceBank or a list of them, got str"),
+        ({"bank": torch.zeros(2, 3)}, "bank: expected a ReferenceBank or a list of them, got Tensor"),
+        ({"bank": [torch.zeros(2, 3)]}, "got a list with Tensor"), ({"schedule": 3.0}, "schedule: expected a name or"),
+        ({"strength": "0.5"}, "strength: expected a number, got '0.5'"), ({"topk": 2.5}, "topk: expected an integer"),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=said):
+            ReferenceMeanGuidance(**{"bank": bank()} | wrong)
+    for window in ((0.5,), None, 0.5):
+        with pytest.raises(ValueError, match="window: expected two step fractions"):
+            ReferenceMeanGuidance(bank(), window=window)
 
 
 def test_extrapolation_is_allowed_with_a_note():

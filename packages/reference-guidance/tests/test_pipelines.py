@@ -294,6 +294,24 @@ def test_one_bank_a_sample_and_a_region():
     torch.testing.assert_close(got[:, ::2], left.latents[:, ::2].expand(2, 2, 3), rtol=1e-5, atol=1e-5)
 
 
+def test_region_of_another_shape_is_refused():
+    g = ReferenceMeanGuidance(some_bank((4, 3)), window=(0.0, 1.0), region=torch.ones(5, 1))
+    with pytest.raises(
+        BankMismatchError, match=r"region: expected a shape that broadcasts to \(2, 4, 3\), got \(5, 1\)"
+    ):
+        scheduler_run(guided_scheduler(FlowMatchEulerDiscreteScheduler(), g), lambda x: x, torch.randn(2, 4, 3))
+
+
+@pytest.mark.bad_input
+def test_guide_of_the_wrong_kind():
+    with pytest.raises(TypeError, match="guidance: expected a ReferenceMeanGuidance, got ReferenceBank"):
+        with guide(tiny_pipeline("sd3"), some_bank((4, 3))):
+            pass
+    with pytest.raises(TypeError, match="pipe: expected a diffusers pipeline with a scheduler, got str"):
+        with guide("tiny:sd3", ReferenceMeanGuidance(some_bank((4, 3)))):
+            pass
+
+
 def test_bank_of_another_pipeline_is_refused():
     one, two = tiny_pipeline("sd3"), tiny_pipeline("sd3", seed=1)
     bank = ReferenceBank.from_images(one, [torch.rand(32, 48, 3).numpy()], 32, 48)

@@ -158,6 +158,42 @@ def test_without_a_hub_the_error_is_clear(tmp_path, monkeypatch, capsys):
     assert "model_index.json" in capsys.readouterr().err
 
 
+def test_afhq_runs_in_small_and_goes_on(tmp_path, capsys):
+    from neurips26.reference_guidance.afhq import afhq
+    from neurips26.reference_guidance.tiny import tiny_pipeline
+
+    assert afhq()["experiments"] == ["afhq-balance", "afhq-dit", "afhq-set-size", "afhq-spg"]
+    assert (afhq("afhq-dit")["lr"], afhq("afhq-spg")["sets"]["cat"]) == (1e-4, ["cat"])
+    tiny_pipeline("sd3").vae.save_pretrained(tmp_path / "vae")
+    for i, species in enumerate(("cat", "dog")):
+        (tmp_path / "in" / species).mkdir(parents=True)
+        for j in range(3):
+            Image.new("RGB", (40, 30), (i * 200, j * 90, 20)).save(tmp_path / "in" / species / f"{j}.png")
+    small = ["--pipe", str(tmp_path / "vae"), "--images", str(tmp_path / "in"), "--out", str(tmp_path), "--size", "16"]
+    small += ["--steps", "2", "--samples", "3", "--batch", "2", "--dim", "96", "--depth", "1"]
+    for name in ("afhq-spg", "afhq-dit", "afhq-balance"):
+        assert main(["reproduce", name, *small]) == 0
+        found = json.loads(capsys.readouterr().out)
+    assert set(found["folders"]) == {"photographs", "cats-1", "cats-0.5", "cats-0"}
+    made = {
+        k: sorted((tmp_path / "afhq" / k).iterdir()) for k in ("spg/pictures-cat", "dit/pictures-both", "photographs")
+    }
+    assert [len(v) for v in made.values()] == [3, 3, 6] and np.asarray(Image.open(made["photographs"][0])).shape == (
+        16,
+        16,
+        3,
+    )
+    cats = ReferenceBank.load(tmp_path / "afhq" / "cat.safetensors")
+    assert cats.latents.shape == (3, 4, 8, 8) and cats.fingerprint["scaling"] == "0.3099"
+    written = made["photographs"][0].stat().st_mtime_ns
+    assert main(["reproduce", "afhq-spg", *small]) == 0
+    assert made["photographs"][0].stat().st_mtime_ns == written
+    assert main(["reproduce", "afhq-spg", *small[:-1], "2"]) == 2
+    assert "other settings" in capsys.readouterr().err
+    assert main(["reproduce", "afhq-spg", "--pipe", str(tmp_path / "vae")]) == 2
+    assert "images: expected the folder" in capsys.readouterr().err
+
+
 def test_clip_scores_are_cosines():
     from transformers import CLIPConfig, CLIPModel
 

@@ -165,6 +165,10 @@ def test_bad_input(model):
         model.anchor.cache(data(0))
     with pytest.raises(BankMismatchError):
         model.anchor.cache(torch.zeros(2, 4, 8, 6))
+    with pytest.raises(ValueError, match=r"x, t: expected \(b, 4, 8, 8\) and \(b,\), got \(2, 3, 8, 8\)"):
+        model(torch.zeros(2, 3, 8, 8), torch.zeros(2), torch.zeros(3, 3, 8, 8))
+    with pytest.raises(EmptyBankError, match="mask"):
+        model(data(2), torch.zeros(2), data(3), torch.zeros(2, 3, dtype=torch.bool))
     with pytest.raises(ValueError, match="height"):
         SPGConfig(4, 7, 8)
     with pytest.raises(ValueError, match="anchor_heads"):
@@ -190,3 +194,12 @@ def test_steering_values():
         s.mean(torch.zeros(1, 2), 5, t)
     with pytest.raises(ValueError, match="rule"):
         SparseLabelSteering(points, labelled, labels, "fuzzy")
+
+
+@pytest.mark.bad_input
+def test_steering_of_the_wrong_shape():
+    points, labels = torch.zeros(2, 2), torch.tensor([0, 1])
+    with pytest.raises(ValueError, match="labels: expected 2, one a labelled point, got shape"):
+        SparseLabelSteering(points, points, labels[:1])
+    with pytest.raises(ValueError, match="labelled: expected points like the unlabelled"):
+        SparseLabelSteering(points, torch.zeros(2, 3), labels)

@@ -123,15 +123,26 @@ class Sweep(Generate):
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Run one of the authors' FLUX.2 experiments (see `released`); smaller values make a rehearsal of it."""
+    """Run one of the authors' FLUX.2 experiments, or one of their AFHQv2 runs (see `released`).
+
+    Smaller values make a rehearsal of it; 0 keeps the released ones.
+    """
 
     name: Annotated[str, tyro.conf.Positional]
     out: Path = Path("reproduced")
     pipe: str = ""
-    """By default the released model."""
+    """By default the released model; for AFHQv2 the VAE."""
     size: int = 0
     steps: int = 0
     references: int = 0
+    images: Path | None = None
+    """AFHQv2: folder with the folders cat and dog of photographs."""
+    samples: int = 0
+    """AFHQv2: pictures a set."""
+    batch: int = 0
+    """AFHQv2: of the training, as dim and depth."""
+    dim: int = 0
+    depth: int = 0
     device: str = "cpu"
 
     def run(self) -> dict[str, Any]:
@@ -139,7 +150,16 @@ class Reproduce:
         import torch
 
         from neurips26.reference_guidance import reproduce
+        from neurips26.reference_guidance.afhq import run_afhq
 
+        if self.name.startswith("afhq"):
+            _check_device(self.device)
+            if self.images is None:
+                raise ValueError("images: expected the folder of AFHQv2's train split (folders cat and dog), got none")
+            return run_afhq(
+                self.name, self.images, self.out / "afhq", self.device, vae=self.pipe, side=self.size, steps=self.steps,
+                samples=self.samples, batch=self.batch, dim=self.dim, depth=self.depth,
+            )  # fmt: skip
         how = reproduce.released(self.name)
         dtype = torch.bfloat16 if self.device.startswith("cuda") else None
         _check_device(self.device)
@@ -163,9 +183,12 @@ class Released:
 
     def run(self) -> dict[str, Any]:
         """List or show."""
+        from neurips26.reference_guidance.afhq import afhq
         from neurips26.reference_guidance.reproduce import released
 
-        return released(self.name)
+        if not self.name:
+            return {"experiments": released()["experiments"] + afhq()["experiments"]}
+        return afhq(self.name) if self.name.startswith("afhq") else released(self.name)
 
 
 @dataclass(frozen=True)

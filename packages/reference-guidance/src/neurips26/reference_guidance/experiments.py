@@ -1,4 +1,4 @@
-"""The measurements behind the claims, one function an experiment; each is a pure function of its seed."""
+"""The measurements behind the claims, one function an experiment; each is a pure function of its seeds."""
 
 from __future__ import annotations
 
@@ -350,7 +350,7 @@ def released_and_true_time(
 
 
 # Faces --------------------------------------------------------------------------------------------------------------
-FACE_STEPS, PEOPLE_STEPS, ANIMAL_STEPS = 600, 300, 400
+FACE_STEPS, PEOPLE_STEPS, ANIMAL_STEPS = 1200, 300, 800
 
 
 @cache
@@ -385,10 +385,17 @@ def mixed_flow(path: Path, seed: int, steps: int = FACE_STEPS) -> VectorFlow:
     return train_flow(train.images, steps, seed, 512, prompts=prompts)
 
 
-def face_control(path: Path, seed: int, n: int = 48) -> dict[str, Any]:
-    """Colour (red), style (sketch), structure (left half) and identity by banks of 20 that mix all other attributes."""
+def face_control(path: Path, trained: int, seed: int, n: int = 64) -> dict[str, Any]:
+    """Colour (red), style (sketch), structure (left half) and identity by banks of 20 that mix all other attributes.
+
+    Args:
+        path: the photographs.
+        trained: seed of the frozen flow.
+        seed: of banks and noise.
+        n: samples a method.
+    """
     train, pool, judges = _mixed(path)
-    flow, shape = mixed_flow(path, seed), tuple(train.images.shape[1:])
+    flow, shape = mixed_flow(path, trained), tuple(train.images.shape[1:])
     out: dict[str, Any] = {}
     for name, target, prompt in (("tint", 0, 1), ("style", 1, 5), ("layout", 1, 8), ("person", 35, None)):
         inside = _pick(pool.where(**{name: target}), BANK, seed, name)
@@ -415,7 +422,7 @@ def _people(path: Path) -> tuple[Split, Split, AttributeClassifier]:
     return train, unseen, judge
 
 
-def identity_control(path: Path, seed: int, people: int = 4, n: int = 16) -> dict[str, Any]:
+def identity_control(path: Path, seed: int, people: int = 20, n: int = 8) -> dict[str, Any]:
     """Identity on plain faces by the three photographs of a person that the flow never saw."""
     train, unseen, judge = _people(path)
     flow, shape = train_flow(train.images, PEOPLE_STEPS, seed, 512), tuple(train.images.shape[1:])
@@ -450,29 +457,33 @@ def animal_flow(path: Path, seed: int, steps: int = ANIMAL_STEPS) -> VectorFlow:
     return train_flow(train.images, steps, seed, 512, prompts=train.labels["species"][:, None] + 1)
 
 
-def animal_control(path: Path, seed: int, n: int = 80) -> dict[str, Any]:
-    """A set of 20 test cats against one of 20 test dogs: how far the share judged a dog moves ("rate").
+def animal_control(path: Path, trained: int, seed: int, sets: int = 3, n: int = 32) -> dict[str, Any]:
+    """Sets of 20 test cats against sets of 20 test dogs: how far the share judged a dog moves ("rate").
 
     For every method the rate is that share under dogs minus that share under cats, so a judge's bias cancels. Real cats
     and dogs give the most a method can reach ("held out").
+
+    Args:
+        path: the photographs.
+        trained: seed of the frozen flow.
+        seed: of sets and noise.
+        sets: of each species; which twenty animals a set holds matters more than the noise.
+        n: samples a set.
     """
     train, test, judge = _animals(path)
-    flow, shape = animal_flow(path, seed), tuple(train.images.shape[1:])
-    noise = _noise(n, shape, seed, "animals")
-    sides, real = [], []
-    for species in (0, 1):
+    flow, shape = animal_flow(path, trained), tuple(train.images.shape[1:])
+    sides: list[list[dict[str, Any]]] = [[], []]
+    for draw, species in itertools.product(range(sets), (0, 1)):
         pool = test.where(species=species)
-        inside = _pick(pool, BANK, seed, species)
-        bank = ReferenceBank.from_latents(test.images[inside])
+        inside = _pick(pool, BANK, seed, species, draw)
+        bank, noise = ReferenceBank.from_latents(test.images[inside]), _noise(n, shape, seed, "animals", draw)
         # the target of the probe is the set's species; the rate counts dogs under both
-        found = control(flow, bank, judge, species, noise, seed + species, species + 1)
-        sides.append(found)
-        rest = _pick(pool[~torch.isin(pool, inside)], 200, seed, species, "rest")
-        x = test.images[rest]
-        real.append({"rate": judge.rate(x, species), "copy": copy_distance(x, bank), "spread": spread(x)})
-    out = _average(sides)
+        row = control(flow, bank, judge, species, noise, seed + draw, species + 1)
+        x = test.images[_pick(pool[~torch.isin(pool, inside)], 200, seed, species, draw, "rest")]
+        real = {"rate": judge.rate(x, species), "copy": copy_distance(x, bank), "spread": spread(x)}
+        sides[species].append(row | {"held out": real})
+    cats, dogs = (_average(rows) for rows in sides)
+    out = _average([cats, dogs])
     for name, row in out.items():
-        row["rate"] = sides[1][name]["rate"] + sides[0][name]["rate"] - 1.0
-    held = {k: float(np.mean([r[k] for r in real])) for k in real[0]}
-    held["rate"] = real[0]["rate"] + real[1]["rate"] - 1.0
-    return out | {"held out": held}
+        row["rate"] = dogs[name]["rate"] + cats[name]["rate"] - 1.0
+    return out

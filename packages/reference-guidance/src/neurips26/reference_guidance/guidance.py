@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from neurips26.reference_guidance.bank import ReferenceBank
-from neurips26.reference_guidance.errors import BankMismatchError
+from neurips26.reference_guidance.errors import BankMismatchError, EmptyBankError
 from neurips26.reference_guidance.posterior import METRICS, SCOPES, reference_mean
 from neurips26.reference_guidance.schedules import SCHEDULES, Schedule, beta, check_window, in_window, step_fraction
 from neurips26.shared.arrays import check_choice, check_int, check_real
@@ -88,9 +88,18 @@ class ReferenceMeanGuidance:
     _reached: str = field(default="", init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.bank, (ReferenceBank, list, tuple)):
+            raise TypeError(f"bank: expected a ReferenceBank or a list of them, got {type(self.bank).__name__}")
+        if not self.banks:
+            raise EmptyBankError("bank: expected a bank, or one a sample, got an empty list")
+        for b in self.banks:
+            if not isinstance(b, ReferenceBank):
+                raise TypeError(f"bank: expected a ReferenceBank or a list of them, got a list with {type(b).__name__}")
         check_real(self.strength, "strength")
         if isinstance(self.schedule, str):
             check_choice(self.schedule, "schedule", SCHEDULES)
+        elif not callable(self.schedule):
+            raise TypeError(f"schedule: expected a name or a function of t, got {self.schedule!r}")
         self.window = check_window(self.window)
         if self.topk is not None:
             check_int(self.topk, "topk", minimum=1)
@@ -105,6 +114,12 @@ class ReferenceMeanGuidance:
         check_choice(self.time, "time", TIMES)
         check_choice(self.scope, "scope", SCOPES)
         check_choice(self.mode, "mode", MODES)
+        if self.chunk is not None:
+            check_int(self.chunk, "chunk", minimum=1)
+        if self.region is not None and not (
+            torch.isfinite(self.region).all() and 0 <= self.region.min() <= self.region.max() <= 1
+        ):
+            raise ValueError("region: expected weights in [0, 1], got some outside")
         if self.note:
             warnings.warn(self.note, ExtrapolationWarning, stacklevel=3)
 
@@ -168,6 +183,16 @@ class ReferenceMeanGuidance:
         released = self.time == "step_fraction" or self.mode != "in_step"
         return step_fraction(step, steps) if released else 1.0 - sigma
 
+    def _weights(self, x: Tensor) -> Tensor:
+        """The region on the device of ``x``; it broadcasts against the latents, and they never against it."""
+        assert self.region is not None
+        try:
+            return self.region.to(x.device, x.dtype).broadcast_to(x.shape)
+        except RuntimeError as error:
+            raise BankMismatchError(
+                f"region: expected a shape that broadcasts to {tuple(x.shape)}, got {tuple(self.region.shape)}"
+            ) from error
+
     @torch.no_grad()
     def correct(self, v: Tensor, x: Tensor, sigma: float | Tensor, step: int, steps: int) -> Tensor:
         """Guided velocity in diffusers' sign.
@@ -197,7 +222,7 @@ class ReferenceMeanGuidance:
             mu_ref, entropy, top1 = self.mean(x, clock)
             shift = torch.add(v, mu_ref - x, alpha=1.0 / level)  # (mu_ref - mu_theta) / sigma
         if self.region is not None:
-            shift = shift * self.region.to(x.device, x.dtype)
+            shift = shift * self._weights(x)
         norm = torch.linalg.vector_norm(shift.flatten(1), dim=1)
         seen = torch.stack([entropy, top1, norm.double()]).mean(1).tolist()  # one wait for the device, not three
         self.history.append(StepRecord(step, level, clock, strength, seen[0], seen[1], strength * seen[2]))

@@ -20,6 +20,8 @@ from neurips26.reference_guidance.errors import UnknownLayoutError
 __all__ = [
     "Flux2Layout",
     "FluxLayout",
+    "LatentSpace",
+    "LatentSpaceLayout",
     "Layout",
     "QwenImageLayout",
     "ShiftScaleLayout",
@@ -178,6 +180,37 @@ class QwenImageLayout(FluxLayout):
         return mean, std
 
 
+class LatentSpace:
+    """A bare VAE in place of a pipeline, for generators of one's own: latents are ``z * scaling``.
+
+    Args:
+        vae: an autoencoder of diffusers.
+        scaling: factor of the latents; the VAE's own by default.
+    """
+
+    def __init__(self, vae: Any, scaling: float | None = None) -> None:
+        self.vae = vae
+        self.scaling = float(vae.config.get("scaling_factor") or 1.0) if scaling is None else float(scaling)
+        self.vae_scale_factor = 2 ** (len(vae.config.block_out_channels) - 1)
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Pixels in [-1, 1]."""
+        return layout_for(self).decode(self, latents)
+
+
+class LatentSpaceLayout(ShiftScaleLayout):
+    """Latents of a :class:`LatentSpace`: scaled, not packed."""
+
+    name = "latent-space"
+
+    def _numbers(self, pipe: Any) -> tuple[float, float]:
+        return 0.0, pipe.scaling
+
+    def fingerprint(self, pipe: Any) -> dict[str, str]:
+        """See :class:`Layout`; the scaling is not the VAE's and counts as well."""
+        return super().fingerprint(pipe) | {"scaling": f"{pipe.scaling:g}"}
+
+
 _REGISTRY: dict[str, Layout] = {}
 
 
@@ -208,6 +241,7 @@ for _names, _layout in {
         ShiftScaleLayout()
     ),
     ("QwenImagePipeline", "QwenImageImg2ImgPipeline"): QwenImageLayout(),
+    ("LatentSpace",): LatentSpaceLayout(),
 }.items():
     for _name in _names:
         register_layout(_name, _layout)

@@ -78,13 +78,26 @@ def digit_sheets(sheet: Path, steps_path: Path, flow: VectorFlow, seed: int) -> 
 
 def strength_curve(path: Path, rows: dict[int, Any], what: str) -> None:
     """Control against copy distance for every setting and rival."""
-    with plots.figure(path, size=(5.2, 3.4)) as axes:
-        for name in next(iter(rows.values())):
-            rate, copy = (float(np.mean([r[name][m] for r in rows.values()])) for m in ("rate", "copy"))
+    points = {
+        name: tuple(float(np.mean([r[name][m] for r in rows.values()])) for m in ("copy", "rate"))
+        for name in next(iter(rows.values()))
+    }
+    with plots.figure(path, size=(6.6, 3.6)) as axes:
+        for name, at in points.items():
             guided = name.split()[0] in ("quadratic", "bell", "constant")
-            axes.plot(copy, rate, "o", color=plots.OURS if guided else plots.BASELINE)
-            axes.annotate(name, (copy, rate), fontsize=6, xytext=(3, 3), textcoords="offset points")
+            axes.plot(*at, "o", color=plots.OURS if guided else plots.BASELINE)
+        axes.plot([], [], "o", color=plots.OURS, label="guidance by the set")
+        axes.plot([], [], "o", color=plots.BASELINE, label="rivals and real images")
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=8)
         axes.set(xlabel="distance to the nearest reference (0 is a copy)", ylabel=what)
+        # names in a column on the right, in the order of their points, so that none covers another
+        names = sorted(points, key=lambda n: points[n][1])
+        for i, name in enumerate(names):
+            axes.annotate(
+                name, points[name], xytext=(1.06, (i + 0.5) / len(names)), textcoords="axes fraction", fontsize=7,
+                va="center", annotation_clip=False,
+                arrowprops={"arrowstyle": "-", "color": "0.75", "linewidth": 0.6, "shrinkB": 3, "relpos": (0, 0.5)},
+            )  # fmt: skip
 
 
 def composition_strip(path: Path, flow: VectorFlow, seed: int) -> None:
@@ -99,18 +112,19 @@ def composition_strip(path: Path, flow: VectorFlow, seed: int) -> None:
 
 
 def moon_fields(path: Path, seed: int) -> None:
-    """Velocity fields at t = 0.5 under two sets."""
+    """Velocity fields half-way under three sets, to one scale."""
     data = moons(400, seed)
     grid = torch.stack(torch.meshgrid(torch.linspace(-2, 2, 18), torch.linspace(-2, 2, 18), indexing="xy"), -1).reshape(
         -1, 2
     )
-    with plots.figure(path, columns=3) as axes:
+    with plots.figure(path, columns=3, size=(3.2, 3.8)) as axes:
         for ax, (name, keep) in zip(axes, {"both": None, "moon 0": 0, "moon 1": 1}.items()):
             refs = data.images if keep is None else data.images[data.where(moon=keep)]
             u = (reference_mean(grid, refs, 0.5)[0] - grid) / 0.5
             ax.scatter(*refs.T.numpy(), s=3, color=plots.BASELINE)
-            ax.quiver(*grid.T.numpy(), *u.T.numpy(), color=plots.OURS, width=0.004)
-            ax.set(title=f"set: {name}", xticks=[], yticks=[])
+            ax.quiver(*grid.T.numpy(), *u.T.numpy(), color=plots.OURS, width=0.004, scale=45)
+            ax.set(title=f"set: {name}", xticks=[], yticks=[], aspect="equal")
+        axes[1].set_xlabel("orange: references, blue: velocity at t = 0.5")
 
 
 def face_sheet(path: Path, data: Path, seed: int) -> None:
@@ -147,13 +161,12 @@ def animal_sheet(path: Path, data: Path, seed: int) -> None:
 
 
 def spg_sheet(path: Path, seed: int) -> None:
-    """One set of noises under three sets."""
+    """One set of noises under a mixed set and under three of one digit each."""
     from neurips26.reference_guidance import spg_experiments  # its imports take seconds
 
     model = spg_experiments.trained("SPG", seed)
     _, test = split(digits(), 0.3, 4)
     noise = experiments._noise(16, (1, 8, 8), seed, "sheet")
-    rows = [
-        (f"set of {c}s", spg_experiments.spg_samples(model, noise, test.images[test.where(digit=c)])) for c in (0, 3, 8)
-    ]
-    contact_sheet(path, rows, "one generator, one set of noises, three sets")
+    sets = {"mixed set": test.images} | {f"set of {c}s": test.images[test.where(digit=c)] for c in (0, 3, 8)}
+    rows = [(name, spg_experiments.spg_samples(model, noise, refs)) for name, refs in sets.items()]
+    contact_sheet(path, rows, "one generator, one set of noises, four sets")

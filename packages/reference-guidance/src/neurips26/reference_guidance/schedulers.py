@@ -140,6 +140,10 @@ def guided_scheduler(scheduler: Any, guidance: ReferenceMeanGuidance) -> Any:
 @contextmanager
 def guide(pipe: Any, guidance: ReferenceMeanGuidance) -> Iterator[Any]:
     """Guide every call of ``pipe`` inside the block; the pipeline's own scheduler comes back afterwards, also on error."""
+    if not isinstance(guidance, ReferenceMeanGuidance):
+        raise TypeError(f"guidance: expected a ReferenceMeanGuidance, got {type(guidance).__name__}")
+    if not hasattr(pipe, "scheduler"):
+        raise TypeError(f"pipe: expected a diffusers pipeline with a scheduler, got {type(pipe).__name__}")
     for bank in guidance.banks:
         bank.check_pipe(pipe)
     original = pipe.scheduler

@@ -36,6 +36,8 @@ def in_window(step: int, steps: int, window: tuple[float, float]) -> bool:
 
 def check_window(window: tuple[float | int, float | int]) -> tuple[float, float]:
     """The window as floats; both ends in [0, 1] and in order."""
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise ValueError(f"window: expected two step fractions (start, end), got {window!r}")
     start, end = (check_real(w, "window", minimum=0.0, maximum=1.0) for w in window)
     if start > end:
         raise ValueError(f"window: expected start <= end, got ({start}, {end})")

@@ -356,6 +356,11 @@ class SPG(ModelMixin, ConfigMixin):
             bank: the reference set, or its cached keys.
             mask: True where a reference may be used.
         """
+        c = self.sizes
+        if x.shape[1:] != (c.channels, c.height, c.width) or t.shape != x.shape[:1]:
+            raise ValueError(
+                f"x, t: expected (b, {c.channels}, {c.height}, {c.width}) and (b,), got {tuple(x.shape)} and {tuple(t.shape)}"
+            )
         if not isinstance(bank, AnchorCache):
             bank = self.anchor.cache(bank)
         if mask is not None and not bool(mask.any(1).all()):

@@ -193,7 +193,9 @@ class SPGTrainer:
         return twin.eval()
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint; atomic."""
+        """Write a checkpoint (the first of several processes); atomic."""
+        if self.accelerator and not self.accelerator.is_main_process:
+            return
         state = {
             "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "ema": self.ema.state_dict(),
             "generator": self.generator.get_state(), "step": self.step, "skipped": self.skipped, "losses": self.losses,
@@ -218,6 +220,11 @@ class SPGTrainer:
             raise CheckpointError(
                 f"{path}: cannot be used as a checkpoint ({type(error).__name__}: {error})"
             ) from error
-        self.generator.set_state(state["generator"].cpu())
+        if self.accelerator and not self.accelerator.is_main_process:  # other batches than the first process
+            self.generator.manual_seed(
+                self.config.seed * 1000 + self.accelerator.process_index + 1_000_003 * state["step"]
+            )
+        else:
+            self.generator.set_state(state["generator"].cpu())
         self.step, self.skipped, self.losses = state["step"], state["skipped"], list(state["losses"])
         return self

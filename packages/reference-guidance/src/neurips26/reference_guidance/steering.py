@@ -45,6 +45,12 @@ class SparseLabelSteering:
         check_choice(rule, "rule", RULES)
         if len(unlabelled) == 0 or len(labelled) == 0:
             raise EmptyBankError(f"unlabelled, labelled: expected points, got {len(unlabelled)} and {len(labelled)}")
+        if labels.shape != (len(labelled),):
+            raise ValueError(f"labels: expected {len(labelled)}, one a labelled point, got shape {tuple(labels.shape)}")
+        if unlabelled.shape[1:] != labelled.shape[1:]:
+            raise ValueError(
+                f"labelled: expected points like the unlabelled {tuple(unlabelled.shape[1:])}, got {tuple(labelled.shape[1:])}"
+            )
         for name, points in (("unlabelled", unlabelled), ("labelled", labelled)):
             if not torch.isfinite(points).all():
                 raise ValueError(f"{name}: expected finite numbers, got some that are not")
