@@ -2,7 +2,7 @@
 PYTHON ?= python3
 HOUSE  := $(PYTHON) tests/house
 PAPERS := $(sort $(notdir $(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml))))
-UV      = $(shell $(HOUSE)/uv.py)
+UV      = $(or $(shell $(HOUSE)/uv.py),$(error no uv, and pip could not bring it))
 
 # The data folder beside the checkout, where there is one; an empty value means "no data".
 ifeq ($(origin NEURIPS26_DATA),undefined)
@@ -40,6 +40,7 @@ check:  ## format, lint, types, import contracts, dependencies, versions, workfl
 	@$(UV) run -q --no-sync $(HOUSE)/check.py
 
 bench:  ## speed of every package as ratios to its peers (PAPER=<slug> for one)
+	@[ -z "$(PAPER)" ] || [ -d "packages/$(PAPER)" ] || { echo "bench: expected PAPER among $(PAPERS), got $(PAPER)"; exit 2; }
 	@$(UV) sync -q --frozen --all-packages --all-extras --group dev
 	@for f in packages/$(or $(PAPER),*)/benchmarks/speed.py; do \
 	  [ -e "$$f" ] || continue; echo "== $$f"; $(UV) run -q --no-sync python $$f || exit 1; done
