@@ -232,6 +232,37 @@ def test_tune_and_changed_code(fake_paper, tmp_path):
     assert is_stale(record, paper)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tune, cpu: None, ""),
+        (
+            lambda tune, cpu: tune["grids"][0]["chosen"]["ours"].update(lr=0.2),
+            "ours: the tune record chose {'lr': 0.2}",
+        ),
+        (lambda tune, cpu: tune["grids"][0].update(id="other"), "tuned_by: expected a grid of tune.json, got 'rates'"),
+        (
+            lambda tune, cpu: tune["grids"][0]["cells"].pop(),
+            "rates: expected one budget, got {'ours': 4, 'base': 3} cells",
+        ),
+        (
+            lambda tune, cpu: tune["grids"][0]["cells"][0].update(seed=20_003),
+            "expected none that the grid rates has seen",
+        ),
+        (lambda tune, cpu: cpu["claims"][0]["ours"]["setting"].update(lr=0.4), "the run used {'lr': 0.4}"),
+    ],
+)
+def test_verify_compares_a_record_with_its_tuning(fake_paper, tmp_path, change, message):
+    paper = registry.find("fake-paper")
+    tune, cpu = (committed(run_tier(paper, tier, tmp_path)) for tier in ("tune", "cpu"))
+    cells = tune["grids"][0]["cells"]
+    cells += [{**cell, "method": "base"} for cell in cells]
+    change(tune, cpu)
+    runs.atomic_write_json(tmp_path / "fake-paper/tune.json", tune)
+    problems = verify_record(cpu, tmp_path / "fake-paper/cpu.json")
+    assert [p for p in problems if message in p] == problems and bool(problems) == bool(message), problems
+
+
 def test_the_digest_sees_code_and_not_prose(tmp_path):
     a, b, c = (tmp_path / name for name in ("a.py", "b.py", "c.py"))
     a.write_text('def f(x):\n    """One."""\n    return x  # why\n')

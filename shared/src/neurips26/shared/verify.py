@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,21 +135,33 @@ def _order_of_commits(record: dict[str, Any], name: str) -> list[str]:
 
 
 def _against_tuning(record: dict[str, Any], path: Path) -> list[str]:
+    """Settings as tuned, the same budget for every tuned method, and seeds that the evaluation does not use."""
     tune = path.with_name("tune.json")
     try:
-        grids = {g["id"]: g["chosen"] for g in read_record(tune).get("grids", [])} if tune.exists() else {}
+        grids = {grid["id"]: grid for grid in read_record(tune).get("grids", [])} if tune.exists() else {}
     except runs.CorruptRecordError:
         grids = {}  # named when its own turn comes
     problems = []
+    for grid in grids.values():
+        budgets = Counter(cell["method"] for cell in grid["cells"] if grid["chosen"].get(cell["method"]))
+        if len(set(budgets.values())) > 1:
+            problems.append(
+                f"{path.parent.name}/{tune.name}: {grid['id']}: expected one budget, got {dict(budgets)} cells"
+            )
     for row in record["claims"]:
         if row["tuned_by"] is None:
             continue
         name = f"{path.parent.name}/{path.name}: {row['id']}"
-        if row["tuned_by"] not in grids:
+        grid = grids.get(row["tuned_by"])
+        if grid is None:
             problems.append(f"{name}: tuned_by: expected a grid of tune.json, got {row['tuned_by']!r}")
             continue
+        # Seed 0 stands for "no randomness" where a method is deterministic.
+        seen = sorted({cell["seed"] for cell in grid["cells"]} & set(row["seeds"]) - {0})
+        if seen:
+            problems.append(f"{name}: seeds: expected none that the grid {grid['id']} has seen, got {seen}")
         methods = {"ours": row["ours"], **row["baselines"]}
-        for method, setting in grids[row["tuned_by"]].items():
+        for method, setting in grid["chosen"].items():
             used = (methods.get(method) or {}).get("setting", setting)
             differing = {k: v for k, v in setting.items() if k in used and used[k] != v}
             if differing:
