@@ -280,9 +280,10 @@ def test_rules_by_blocks_by_hand(waves):
     for grid in grids:
         for k in range(4):
             rest = [b.shorter(grid.lookback).normalised("mean") for i, b in enumerate(blocks) if i != k]
-            fit = reduced_rank(rest[0].merge(rest[1]).merge(rest[2]), 4, grid.alphas[3]).weight
+            fit = reduced_rank(rest[0].merge(rest[1]).merge(rest[2]), 4, grid.alphas[4]).weight
             held = blocks[k].shorter(grid.lookback).normalised("mean")
-            assert grid.folds[k, 3, grid.ranks.index(4)] == pytest.approx(held.mse(fit), rel=1e-9)
+            assert grid.folds[k, 4, grid.ranks.index(4)] == pytest.approx(held.mse(fit), rel=1e-9)
+        assert np.isfinite(grid.folds[0, ::2]).all() and np.isinf(grid.folds[0, 1::2]).all()
         rows = grid.folds.mean(0).argmin(0)
         table = grid.folds[:, rows, np.arange(len(grid.ranks))]
         gap = table - table[:, [table.mean(0).argmin()]]

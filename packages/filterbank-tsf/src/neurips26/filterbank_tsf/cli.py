@@ -102,9 +102,10 @@ class Plot:
         shown = frame.iloc[-2 * len(forecast) - 48 :]
         with figure(self.out, len(frame.columns), 1, (7.0, 1.6)) as axes:
             for ax, column in zip(np.atleast_1d(axes), frame.columns):
-                ax.plot(shown.index, shown[column], color="k", lw=0.8)
-                ax.plot(forecast.index, forecast[column], color=OURS, lw=1.2)
+                ax.plot(shown.index, shown[column], color="k", lw=0.8, label="last rows")
+                ax.plot(forecast.index, forecast[column], color=OURS, lw=1.2, label="forecast")
                 ax.set_title(str(column), loc="left")
+            ax.figure.legend(*ax.get_legend_handles_labels(), loc="outside right center")
         return {"drawn": str(self.out), "channels": len(frame.columns)}
 
 

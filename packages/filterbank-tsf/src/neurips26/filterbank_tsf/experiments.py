@@ -26,7 +26,7 @@ from .nn import DeepFilterBank, FilterBank
 from .peers import make_peer
 from .protocol import LTSFData, load_ltsf
 from .regression import ALPHA_GRID, RANK_GRID, RidgePath
-from .selection import candidates, choose_on_validation, rehearse
+from .selection import candidates, choose_on_validation, chosen_forecaster, rehearse
 from .stats import WindowStats
 from .tables import bank_forecaster
 from .training import TrainConfig, Windows, score, train
@@ -346,16 +346,17 @@ def statistics_pairs(repeats: int) -> list[float]:
     )
 
 
-def closed_form_seconds(name: str, lookbacks: Sequence[int]) -> float:
-    """CPU seconds for the whole closed-form table: all horizons, look-backs, penalties and ranks, selection on validation,
-    exact test error.
+def closed_form_seconds(name: str, lookbacks: Sequence[int], chosen_rule: bool = False) -> float:
+    """CPU seconds for the whole closed-form table: all horizons, look-backs, penalties and ranks, selection on validation
+    (or by the rule of the main table), exact test error.
     """
+    select = (lambda h, g: chosen_forecaster(data, h, g)) if chosen_rule else (lambda h, g: choose_on_validation(g))
     data = dataset(name)
     data.forget()
     started = time.process_time()
     for horizon in data.spec.horizons:
         grids = [candidates(data, lookback, horizon, ranks=RANK_GRID, alphas=ALPHA_GRID) for lookback in lookbacks]
-        choose_on_validation(grids).forecaster.mse(data.stats("test", max(lookbacks), horizon))
+        select(horizon, grids).forecaster.mse(data.stats("test", max(lookbacks), horizon))
     seconds = time.process_time() - started
     data.forget()
     return seconds

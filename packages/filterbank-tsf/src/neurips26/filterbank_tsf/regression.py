@@ -188,9 +188,14 @@ def kronecker_als(
 
 
 def grid_losses(
-    path: RidgePath, held_out: Sequence[WindowStats], alphas: Sequence[float], ranks: Sequence[int]
+    path: RidgePath,
+    held_out: Sequence[WindowStats],
+    alphas: Sequence[float],
+    ranks: Sequence[int],
+    full_rank: bool = True,
 ) -> Iterator[tuple[float, LowRankFit, list[tuple[np.ndarray, float]]]]:
-    """For every penalty: the largest low-rank fit and, per held-out part, its MSE at every rank and at full rank.
+    """For every penalty: the largest low-rank fit and, per held-out part, its MSE at every rank and at full rank (NaN
+    without ``full_rank``, which saves the largest product).
 
     The losses of all ranks come from one pass: ``<W_r, C>`` and ``<W_r, G W_r>`` are cumulative sums over the
     eigenvectors of ``M``.
@@ -207,7 +212,9 @@ def grid_losses(
         losses = []
         for gram, cross, part in rotated:
             gain = 2.0 * np.einsum("lr,lr->r", low, cross @ vectors) - np.einsum("lr,lr->r", low, gram @ low)
-            full = 2.0 * np.vdot(coefficients, cross) - np.vdot(coefficients, gram @ coefficients)
+            full = np.nan
+            if full_rank:
+                full = 2.0 * np.vdot(coefficients, cross) - np.vdot(coefficients, gram @ coefficients)
             energy, scale = np.trace(part.target), part.count * part.horizon
             by_rank = (energy - np.cumsum(gain)[np.minimum(np.asarray(ranks), len(gain)) - 1]) / scale
             losses.append((by_rank, float(energy - full) / scale))

@@ -29,7 +29,7 @@ from .stats import WindowStats
 FOLDS = 5
 # Contiguous blocks of the training and validation rows in a rehearsal: as long as ETT's validation part.
 REHEARSAL_BLOCKS = 4
-# Whole decades are enough to compare rules; the benchmark itself uses the full grid.
+# Whole decades are enough to compare rules and to judge penalties by blocks; on validation the full grid is tried.
 REHEARSAL_ALPHAS: tuple[float, ...] = ALPHA_GRID[::2]
 
 
@@ -241,17 +241,21 @@ def _without(blocks: Sequence[WindowStats], left_out: Sequence[int]) -> WindowSt
 
 def with_folds(grids: Sequence[Candidates], data: LTSFData, horizon: int) -> list[Candidates]:
     """The grids with their losses on each of ``REHEARSAL_BLOCKS`` blocks of the training and validation rows, fitted on
-    the other blocks. Every look-back sees the same windows; no target is on two sides.
+    the other blocks. Every look-back sees the same windows; no target is on two sides. Only the penalties of the
+    rehearsal are tried, the others get infinite losses.
     """
     blocks = _blocks(data, horizon, max(g.lookback for g in grids))
     out = []
     for grid in grids:
-        folds = []
+        tried = [i for i, alpha in enumerate(grid.alphas) if alpha in REHEARSAL_ALPHAS]
+        folds = np.full((len(blocks), len(grid.alphas), len(grid.ranks)), np.inf)
         for k, block in enumerate(blocks):
-            rest = _without(blocks, [k]).shorter(grid.lookback).normalised(grid.norm)
+            path = RidgePath(_without(blocks, [k]).shorter(grid.lookback).normalised(grid.norm))
             held = block.shorter(grid.lookback).normalised(grid.norm)
-            folds.append(fit_grid(rest, [held], grid.ranks, grid.alphas)[0].val)
-        out.append(replace(grid, folds=np.array(folds)))
+            alphas = [grid.alphas[i] for i in tried]
+            for i, (_, _, [(by_rank, _)]) in zip(tried, grid_losses(path, [held], alphas, grid.ranks, full_rank=False)):
+                folds[k, i] = by_rank
+        out.append(replace(grid, folds=folds))
     return out
 
 
