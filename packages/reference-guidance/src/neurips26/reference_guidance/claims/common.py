@@ -1,0 +1,95 @@
+"""What the claims of this paper share: data, seeds, rows of finished cells, and measurements made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from neurips26.reference_guidance import experiments
+from neurips26.shared import stats
+from neurips26.shared.claims import DataUse, Measurement, Series
+from neurips26.shared.context import Context
+
+SLUG = "reference-guidance"
+NO_TABLE = "none: the abstract claims control of colour, identity, style and structure without a figure"
+DIGITS = DataUse("scikit-learn digits", "from a dependency")
+FACES = DataUse("olivetti_faces_64.npz", "real")
+COMPOSITION_RANK = "neurips26.reference_guidance.claims:composition_rank"
+MOONS = DataUse("two moons", "generated")
+ANIMALS = DataUse("cifar10_cat_dog.zip", "real")
+
+
+@cache
+def once(name: str, *key: Any) -> Any:
+    """One computation shared by the claims of a run (each claim keeps its own finished cells on disk)."""
+    if name == "spg_quality":
+        from neurips26.reference_guidance import (
+            spg_experiments,
+        )  # its imports take seconds that a quick run does not have
+
+        return spg_experiments.spg_quality(*key)
+    return getattr(experiments, name)(*key)
+
+
+def ten_seeds(ctx: Context, undecided: str) -> list[int]:
+    """Ten seeds in the record, five in a quick run; the note names the claim that five had left undecided."""
+    if ctx.tier != "cpu":
+        return ctx.seeds(5)
+    why = "an earlier record with five left this row undecided"
+    if ctx.claim != undecided:
+        why = f"those of {undecided}, which an earlier record with five left undecided"
+    ctx.note(f"ten seeds: {why}")
+    return ctx.seeds(10)
+
+
+def seed_rows(ctx: Context, seeds: list[int], fn: Callable[[int], Any]) -> dict[int, Any]:
+    """``fn`` of every seed; what is finished is read from disk."""
+    return {s: ctx.cell({"seed": s}, lambda s=s: fn(s)) for s in ctx.track(seeds, ctx.claim)}
+
+
+def cells_of(rows: dict[int, dict[str, Any]], metric: str = "rate") -> list[dict[str, Any]]:
+    """The cells of a record: every metric of every method at every seed."""
+    return [
+        {"factors": {"metric": m}, "seed": s, "method": name, "value": float(value)}
+        for s, row in rows.items() for name, found in row.items() for m, value in found.items()
+    ]  # fmt: skip
+
+
+def series_of(rows: dict[int, dict[str, Any]], name: str, metric: str = "rate") -> Series:
+    """One metric of one method, one value a seed."""
+    return Series({"method": name, "metric": metric}, [row[name][metric] for row in rows.values()])
+
+
+def control_row(
+    ctx: Context, rows: dict[int, Any], ours: str, used: list[DataUse], reason: str = "", metric: str = "rate"
+) -> Measurement:
+    """A control claim: ours beside everything else that was measured, compared to the unguided rate."""
+    others = [k for k in next(iter(rows.values())) if k != ours]
+    return Measurement(
+        ours=series_of(rows, ours, metric), baselines={k: series_of(rows, k, metric) for k in others}, seeds=list(rows),
+        cells=cells_of(rows), data=used, reason=reason, compared_to="unguided",
+    )  # fmt: skip
+
+
+def composition_rank(cells: list[dict[str, Any]], level: float) -> tuple[float, float, float]:
+    """Spearman rank correlation of the share in the set and the share among the samples, over all seeds."""
+    ours = [c for c in cells if c["method"] == "ours"]
+    return stats.spearman([c["factors"]["share"] for c in ours], [c["value"] for c in ours], level)
+
+
+def share_cells(rows: dict[int, dict[str, float]], method: str = "ours") -> list[dict[str, Any]]:
+    """The cells of a composition: one a share in the set."""
+    return [
+        {"factors": {"share": float(k)}, "seed": s, "method": method, "value": v}
+        for s, row in rows.items() for k, v in row.items()
+    ]  # fmt: skip
+
+
+def not_copied(rows: dict[int, Any], used: DataUse, reason: str = "") -> Measurement:
+    """A copy check: distances to the nearest reference, compared to those of held-out real images."""
+    base = {k: series_of(rows, k, "copy") for k in ("held out", "unguided", "latent average")}
+    return Measurement(
+        ours=series_of(rows, "quadratic 2", "copy"), baselines=base, compared_to="held out", seeds=list(rows),
+        cells=cells_of(rows), data=[used], reason=reason,
+    )  # fmt: skip
