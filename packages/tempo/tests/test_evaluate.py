@@ -147,3 +147,28 @@ def test_command_line(capsys):
     assert cli.main(["eval", "--robot", "g1", "--robots", "1", "--ticks", "3", "--methods", "zero"]) == 0
     assert "random weights" in capsys.readouterr().out
     assert cli.main(["eval", "--checkpoint", "nowhere"]) == 2 and "go1-joystick" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("eval --robot go2 --checkpoint go1-joystick", "checkpoint: expected one of go2"),
+        ("eval --robots 0", "seeds"),
+        ("eval --severity 4", "severity"),
+        ("eval --shift wind", "shift: expected one of"),
+        ("adapt --ticks 0", "ticks"),
+        ("adapt --save /nowhere/x.npz", "save: expected a file in an existing directory"),
+        ("adapt --gif film.mp4", "gif: expected a name ending in"),
+        ("bench --ticks 1", "ticks"),
+        ("diagnose --robots 7", "seeds: expected a multiple of 6"),
+        ("pretrain --env Go3Joystick", "env: expected one of"),
+        ("pretrain --env Go2JoystickFlatTerrain", "backend: expected 'mujoco' for Go2"),
+        ("pretrain --num-envs 0", "num_envs"),
+        ("pretrain --steps 0", "steps"),
+        ("pretrain --start /nowhere", "start: expected the ppo folder"),
+    ],
+)
+def test_bad_command_lines_get_one_clear_line(line, message, capsys):
+    assert cli.main(line.split()) == 2
+    out = capsys.readouterr().out
+    assert message in out and "Traceback" not in out

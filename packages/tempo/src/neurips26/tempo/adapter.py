@@ -1,8 +1,7 @@
 """The deployment-time object: raw observation in, action out, within the control deadline.
 
 `TestTimeAdapter` wraps the pure functions of `adaptation`. It sees observations and nothing else: no reward, no
-privileged state, no
-simulator.
+privileged state, no simulator.
 """
 
 from __future__ import annotations

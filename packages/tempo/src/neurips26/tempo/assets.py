@@ -1,10 +1,8 @@
 """Robot models without a network: Playground's own MJCF from its installed wheel, visual meshes stripped, and our Go2.
 
 MuJoCo Playground clones mujoco_menagerie with git when an environment is first loaded, only for *visual* meshes.
-Masses and inertias
-are explicit in its XML, hence dropping the `<mesh>` assets and the geoms that show them leaves the physics as it is
-(the tests compare
-trajectories bit for bit where a copy with meshes is at hand).
+Masses and inertias are explicit in its XML, hence dropping the `<mesh>` assets and the geoms that show them leaves the
+physics as it is (the tests compare trajectories bit for bit where a copy with meshes is at hand).
 """
 
 from __future__ import annotations
@@ -105,8 +103,7 @@ def compile_model(robot: str, terrain: str = "flat", height: float = 0.05, meshe
     and time step.
 
     The rough ground repeats Playground's 20 m x 20 m field mirrored to 60 m, and keeps the friction of the flat task
-    so that the
-    shift changes the shape of the ground alone. `meshes` as in `playground_assets`: for pictures only.
+    so that the shift changes the shape of the ground alone. `meshes` as in `playground_assets`: for pictures only.
     """
     check_choice(robot, "robot", ROBOTS)
     check_choice(terrain, "terrain", TERRAINS)

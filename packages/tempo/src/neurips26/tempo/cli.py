@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 import numpy as np
 import tyro
 
+from neurips26.shared.arrays import check_choice, check_int
+
 from . import assets, checkpoint, shifts
 
 __all__ = ["main"]
@@ -19,7 +21,10 @@ Robot = Literal["go1", "go2", "g1"]
 def _policy(robot: str, name: str = "") -> checkpoint.Checkpoint:
     """The named checkpoint, else the one shipped for the robot, else random weights, which is said."""
     if name or f"{robot}-joystick" in checkpoint.available():
-        return checkpoint.load(name or f"{robot}-joystick")
+        ckpt = checkpoint.load(name or f"{robot}-joystick")
+        if ckpt.meta.robot != robot:
+            raise ValueError(f"checkpoint: expected one of {robot}, got {name!r}, which is of {ckpt.meta.robot}")
+        return ckpt
     print(f"no checkpoint of {robot} comes with the package: random weights, which stand or fall and show that it runs")
     return checkpoint.untrained(robot)
 
@@ -110,6 +115,12 @@ class Adapt:
         from .adapter import TestTimeAdapter
         from .runtime import JoystickEnv
 
+        check_int(self.ticks, "ticks", minimum=1)
+        if self.gif is not None and self.gif.suffix not in (".gif", ".png"):
+            raise ValueError(f"gif: expected a name ending in .gif or .png, got {self.gif.name!r}")
+        for name, file in (("save", self.save), ("gif", self.gif)):
+            if file is not None and not file.absolute().parent.is_dir():
+                raise ValueError(f"{name}: expected a file in an existing directory, got {str(file)!r}")
         ckpt = _policy(self.robot)
         condition = shifts.of_severity(self.robot, self.shift, self.severity)
         adapter = TestTimeAdapter(ckpt, method=self.method, seed=self.seed)
@@ -169,6 +180,19 @@ class Pretrain:
         from .ppo import PPOConfig, from_json, start_from
         from .pretrain import pretrain
 
+        known = {f"{r.capitalize()}Joystick{t}Terrain" for r in assets.ROBOTS for t in ("Flat", "Rough")}
+        check_choice(self.env, "env", sorted(known))
+        if self.env.startswith("Go2") and self.backend == "envpool":
+            raise ValueError("backend: expected 'mujoco' for Go2, which envpool does not have, got 'envpool'")
+        if self.backend == "mujoco" and (self.env.startswith("G1") or "Rough" in self.env):
+            raise ValueError(f"backend: our simulators train Go1 and Go2 on flat ground, got 'mujoco' for {self.env}")
+        check_int(self.num_envs, "num_envs", minimum=1, maximum=6144)
+        check_int(self.steps, "steps", minimum=1)
+        check_int(self.critic_rounds, "critic_rounds", minimum=1)
+        if self.start is not None and not (self.start / "checkpoint.npz").is_file():
+            raise ValueError(
+                f"start: expected the ppo folder of a run, with checkpoint.npz in it, got {str(self.start)!r}"
+            )
         unroll = max(1, 6144 // self.num_envs)
         robot = self.env.partition("Joystick")[0].lower()
         cfg = PPOConfig(
@@ -214,6 +238,8 @@ class Bench:
 
         from .latency import latency
         from .runtime import Runtime
+
+        check_int(self.ticks, "ticks", minimum=8)
 
         world = Runtime(self.robot, [0], episode_length=10**9)
         world.reset()

@@ -104,9 +104,9 @@ def project(
 ) -> Float[Array, "b n"]:
     """The C51 projection: the distribution of reward + discount * Z, put back on the atoms.
 
-    `discount` is 0 where the episode ended in a fall. Every shifted atom shares its mass between its two neighbours
-    in proportion to
-    closeness; written as a triangular kernel, so that a target exactly on an atom keeps its whole mass there.
+    `discount` is 0 where the episode ended in a fall. Every shifted atom shares its mass between its two neighbours in
+    proportion to closeness; written as a triangular kernel, so that a target exactly on an atom keeps its whole mass
+    there.
     """
     spacing = atoms[1] - atoms[0]
     target = jnp.clip(reward[:, None] + discount[:, None] * atoms, atoms[0], atoms[-1])

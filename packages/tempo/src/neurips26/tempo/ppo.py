@@ -1,16 +1,14 @@
 """PPO on envpool: the first stage of pretraining (Schulman et al. 2017), sized for one CPU core.
 
 The recipe is the one MuJoCo Playground publishes for `Go1JoystickFlatTerrain` (discount 0.97, 20-24 step roll-outs,
-asymmetric value
-function, observation normalisation), shrunk from 8192 to a few hundred environments with the adaptive step size of
-RSL-RL.  The value
-function may look at the privileged observation: it is thrown away afterwards and never shipped.
+asymmetric value function, observation normalisation), shrunk from 8192 to a few hundred environments with the adaptive
+step size of RSL-RL.  The value function may look at the privileged observation: it is thrown away afterwards and never
+shipped.
 
-Exact resume.  envpool cannot save its simulator state, therefore training is cut into *segments*: every segment
-starts from freshly reset
-environments whose seed is a function of (seed, segment), and a checkpoint is written at each segment's end.  A killed
-run repeats only
-its unfinished segment, and gives the same bits as a run that was never interrupted.
+Exact resume.  envpool cannot save its simulator state, therefore training is cut into *segments*: every segment starts
+from freshly reset environments whose seed is a function of (seed, segment), and a checkpoint is written at each
+segment's end.  A killed run repeats only its unfinished segment, and gives the same bits as a run that was never
+interrupted.
 """
 
 from __future__ import annotations
@@ -406,8 +404,8 @@ def train(
     checkpoint's path.
 
     A directory that holds a run with another configuration is refused, except that `total_steps` may differ; with
-    `allow_changes` the
-    run goes on under the new settings, and config.json keeps a list of what changed at which iteration.
+    `allow_changes` the run goes on under the new settings, and config.json keeps a list of what changed at which
+    iteration.
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)

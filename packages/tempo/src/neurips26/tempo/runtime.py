@@ -1,10 +1,9 @@
 """Single robots in MuJoCo's C engine, a batch of them in one loop, with Playground's observation and reward.
 
 `Runtime` steps n robots (one `mj_step` call each) and computes observations and rewards for all of them in NumPy.
-Every robot has its own
-random streams for commands, noise and disturbances, drawn by tick and never by what the robot does: two runs with
-equal seeds see the
-same commands and the same noise whatever the controller, which is what paired comparisons need.
+Every robot has its own random streams for commands, noise and disturbances, drawn by tick and never by what the robot
+does: two runs with equal seeds see the same commands and the same noise whatever the controller, which is what paired
+comparisons need.
 """
 
 from __future__ import annotations

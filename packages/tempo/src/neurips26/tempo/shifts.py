@@ -1,8 +1,8 @@
 """The four shifts of operating conditions, as pure functions on the model and on the observation.
 
 The paper names them (rough terrain, slippery ground, payload, degraded sensing); the magnitudes are ours
-(`SEVERITIES`). A shift is
-always applied to the *nominal* model, so applying it twice, or again after a reset, gives the same model.
+(`SEVERITIES`). A shift is always applied to the *nominal* model, so applying it twice, or again after a reset, gives
+the same model.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ class Sensing(Shift):
     """Worse sensors: noise times `noise`, constant biases, held samples, delay.
 
     Biases keep their size and take a random sign per axis and robot. With probability `dropout` a tick repeats the
-    previous sensor
-    reading; `delay` ticks old readings are given. Command and last action are known on board: neither is degraded.
+    previous sensor reading; `delay` ticks old readings are given. Command and last action are known on board: neither
+    is degraded.
     """
 
     noise: float = 3.0

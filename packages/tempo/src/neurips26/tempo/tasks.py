@@ -1,9 +1,8 @@
 """Playground's joystick tasks in NumPy, for a batch of robots: observation, reward terms, commands.
 
 Every formula follows MuJoCo Playground 0.2.0 (`locomotion/go1/joystick.py`, `locomotion/g1/joystick.py`), including
-the order in which a
-tick updates its memory; the tests compare term by term with Playground and with envpool. Arrays have a leading robot
-axis n.
+the order in which a tick updates its memory; the tests compare term by term with Playground and with envpool. Arrays
+have a leading robot axis n.
 """
 
 from __future__ import annotations
