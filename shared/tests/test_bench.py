@@ -43,15 +43,17 @@ def test_pairs_are_interleaved_in_alternating_order():
 
 
 def test_short_callables_are_repeated_until_the_clock_resolves_them():
-    timing = bench.measure(lambda: None, repeats=2, min_seconds=0.01)
-    assert timing.calls > 100
-    assert timing.median < 1e-4
+    # One look decides how many; where other work takes the core in that moment it sees a long call. Not ten times, though.
+    timings = [bench.measure(lambda: None, repeats=2, min_seconds=0.01) for _ in range(10)]
+    assert max(timing.calls for timing in timings) > 100
+    assert min(timing.median for timing in timings) < 1e-4
 
 
 def test_sleep_costs_wall_but_no_cpu():
     result = bench.ratio(lambda: time.sleep(0.02), spin(4), repeats=3, min_seconds=0.0)
-    assert result.wall > 2
+    assert min(result.ours.wall) >= 0.02
     assert result.cpu < 0.5
+    assert result.wall > 10 * result.cpu
 
 
 @pytest.mark.parametrize("power", [1, 2])
