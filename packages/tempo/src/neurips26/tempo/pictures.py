@@ -27,12 +27,13 @@ def gains(table: dict, methods: Sequence[str], path: Path) -> Path:
     frozen = {n: np.mean(table[n, "none"]["returns"]) for n in names}
     grid = np.array([[100 * (np.mean(table[n, m]["returns"]) / frozen[n] - 1) for n in names] for m in rows])
     figure, (ax,) = _axes(7, 0.45 * len(rows) + 1.2)
-    top = max(5.0, float(np.abs(grid).max()))
-    image = ax.imshow(grid, cmap="RdBu", vmin=-min(top, 40), vmax=min(top, 40), aspect="auto")
+    top = min(max(5.0, float(np.abs(grid).max())), 40.0)
+    image = ax.imshow(grid, cmap="RdBu", vmin=-top, vmax=top, aspect="auto")
     ax.set_xticks(range(len(names)), [f"{n}\n{frozen[n]:.1f}" for n in names])
     ax.set_yticks(range(len(rows)), rows)
     for (r, c), value in np.ndenumerate(grid):
-        ax.text(c, r, f"{value:+.1f}", ha="center", va="center", fontsize=8)
+        color = "white" if abs(value) > 0.6 * top else "black"
+        ax.text(c, r, f"{value:+.1f}", ha="center", va="center", fontsize=8, color=color)
     figure.colorbar(image, label="gain over frozen, %")
     ax.set_title("below each shift: return of the frozen policy per 1000 ticks", fontsize=9)
     figure.savefig(path, dpi=130)
