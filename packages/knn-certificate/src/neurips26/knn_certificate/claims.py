@@ -347,7 +347,9 @@ def geometry_tracks_generalization(ctx: Context) -> Measurement:
         seeds=seeds,
         data=[_DIGITS],
         figures=shown,
-        reason="see the note: rainbow groups leave hardly a training point a neighbour of its class and still generalise, so "
+        reason="one draw of two conditions; the tier cpu has five of the whole sweep"
+        if quick
+        else "see the note: rainbow groups leave hardly a training point a neighbour of its class and still generalise, so "
         "the in-sample decoder misleads; the same-class control keeps both",
     )
 

@@ -106,12 +106,20 @@ def noise_curves(cells: Sequence[dict[str, Any]], path: Path) -> None:
         ax.legend(fontsize=7)
 
 
+_PROTOCOLS = {
+    "unlabeled": "head of all data, unlabelled pool",
+    "double-deletion": "head of all data, second block deleted",
+    "none": "head without the block",
+}
+
+
 def coverage_plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Bound against true risk over repeats; a violation lies under the diagonal."""
     with figure(path, size=(4.2, 3.6)) as ax:
         for protocol, colour in zip(sorted({r["protocol"] for r in rows}), COLOURS):
             mine = [r for r in rows if r["protocol"] == protocol]
-            ax.plot([r["risk"] for r in mine], [r["bound"] for r in mine], ".", ms=3, color=colour, label=protocol)
+            label = _PROTOCOLS.get(protocol, protocol)
+            ax.plot([r["risk"] for r in mine], [r["bound"] for r in mine], ".", ms=3, color=colour, label=label)
         ends = np.array(ax.get_xlim())
         ax.plot(ends, ends, "k--", lw=1, label="bound = risk")
         ax.set(xlabel="true risk", ylabel="certified bound")
