@@ -1,6 +1,7 @@
 import copy
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -35,6 +36,7 @@ def in_a_fork(do):
     """Exit status of `do()` in a child of this process, which has imported everything already."""
     child = os.fork()
     if child == 0:
+        signal.alarm(60)
         try:
             do()
             os._exit(0)
@@ -288,6 +290,9 @@ def test_the_digest_sees_code_and_not_prose(tmp_path):
         (["explain", "smller"], "did you mean smaller"),
         (["explain", "other-paper/smaller"], "expected the id of a recorded claim"),
         (["verify", "nowhere"], "expected a folder of records"),
+        (["report", "--out", "file/page.html"], "out: expected a file that can be written, got file/page.html"),
+        (["report", "--out", "."], "out: expected a file that can be written, got ."),
+        (["report", "--note", "no network"], "note: expected slug=text, got 'no network'"),
         (["fake-paper", "go"], "commands of its own"),
         (["fake-papr", "go"], "did you mean fake-paper"),
         (["rn"], "did you mean"),

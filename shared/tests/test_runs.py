@@ -1,5 +1,6 @@
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -60,6 +61,7 @@ def test_of_many_that_find_a_dead_lock_one_takes_it(tmp_path):
     for _ in range(6):
         child = os.fork()
         if child == 0:
+            signal.alarm(60)
             os.close(hold)
             try:
                 with runs.lock(tmp_path):

@@ -11,7 +11,6 @@ import tomllib
 
 from common import ROOT, environment, slugs
 
-
 ACTIONLINT = "github.com/rhysd/actionlint/cmd/actionlint@v1.7.12"
 
 

@@ -151,8 +151,12 @@ class Report:
             for path in write_readmes(self.results):
                 out.print(path)
             return 0
-        notes = dict(n.split("=", 1) for n in self.note if "=" in n)
-        write_page([self.results, self.build], self.out, notes)
+        if unclear := [note for note in self.note if "=" not in note]:
+            raise ValueError(f"note: expected slug=text, got {unclear[0]!r}")
+        try:
+            write_page([self.results, self.build], self.out, dict(note.split("=", 1) for note in self.note))
+        except OSError as error:
+            raise ValueError(f"out: expected a file that can be written, got {self.out} ({error.strerror})") from None
         out.print(f"report: {self.out}")
         return 0
 
