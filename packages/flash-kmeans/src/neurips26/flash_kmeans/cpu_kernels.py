@@ -1,14 +1,12 @@
 """The CPU kernels, generated as LLVM IR for the host's vector registers and compiled once a process (about 0.15 s).
 
 Why generated code: a library GEMM writes `rows x K` scores that a second pass reads back to find the minimum. Here the
-    scores of a tile of
-`3 * lanes` points against 8 centroids stay in vector registers (one point a lane) and are folded into the running
-minimum at once, so the assignment costs what the multiplications cost. The same file therefore plays on the CPU the
-part that FlashAssign plays on a GPU.
+scores of a tile of `3 * lanes` points against 8 centroids stay in vector registers (one point a lane) and are folded into
+the running minimum at once, so the assignment costs what the multiplications cost. The same file therefore plays on the CPU
+the part that FlashAssign plays on a GPU.
 
-Layout: the points of a tile are centred and transposed into `tile[d][point]` (registers hold points, L1 holds the
-    tile); centroids are
-packed into panels `panel[k // 8][d][k % 8]`, already multiplied by -2, so that the score `||c||^2 - 2 <x, c>` is one
+Layout: the points of a tile are centred and transposed into `tile[d][point]` (registers hold points, L1 holds the tile);
+centroids are packed into panels `panel[k // 8][d][k % 8]`, already multiplied by -2, so that the score `||c||^2 - 2 <x, c>` is one
 chain of fused multiply-adds. A running minimum with a strict `<` over ascending k keeps the lowest index at a tie.
 """
 

@@ -1,9 +1,8 @@
 """One Lloyd step over all points of this process. The loop knows nothing of blocks, threads or devices: an engine does.
 
-`CpuEngine` walks over slabs of rows; each slab is assigned and summed by the generated kernels in one pass. Sums are float64, and
-those of the slabs are added in the order of the slabs, whatever thread finished first: results are bitwise the same for
-    any number of
-threads and any chunk size.
+`CpuEngine` walks over slabs of rows; each slab is assigned and summed by the generated kernels in one pass. Sums are
+float64, and those of the slabs are added in the order of the slabs, whatever thread finished first: results are bitwise the
+same for any number of threads and any chunk size.
 """
 
 from __future__ import annotations

@@ -39,9 +39,8 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
     def __init__(
         self, n_clusters: Any = 8, *, init: Any = "k-means++", n_init: Any = "auto", max_iter: Any = 300, tol: Any = 1e-4,
         metric: Any = "euclidean", precision: Any = "certified", empty: Any = "relocate", deterministic: Any = True,
-            device: Any = None,
-        dtype: Any = None, chunk_rows: Any = None, memory_limit: Any = None, random_state: Any = None, verbose: Any = 0,
-        process_group: Any = None,
+        device: Any = None, dtype: Any = None, chunk_rows: Any = None, memory_limit: Any = None, random_state: Any = None,
+        verbose: Any = 0, process_group: Any = None,
     ) -> None:  # fmt: skip
         self.n_clusters = n_clusters
         self.init = init

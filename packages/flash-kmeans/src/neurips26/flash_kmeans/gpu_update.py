@@ -4,9 +4,8 @@ Sorting the labels turns a scatter into segments: the rows of a cluster lie toge
 into pieces of at most `piece` rows, which gives at most `N / piece + K` work items whatever the sizes of the
 clusters; each row is read once.
 
-- deterministic (default): a work item writes its partial sum to a slot of its own, and a second kernel adds the
-slots of a cluster in
-  order. No atomics: the result is bitwise repeatable and does not slow down with skewed cluster sizes.
+- deterministic (default): a work item writes its partial sum to a slot of its own, and a second kernel adds the slots of a
+  cluster in order. No atomics: the result is bitwise repeatable and does not slow down with skewed cluster sizes.
 - atomic: each work item adds its partial sum to the cluster's row, one vector of atomics an item, as in the paper.
 
 The work list is computed on the device from shapes alone known to the host: nothing waits for the device.

@@ -125,8 +125,7 @@ def kmeans_parallel(
 ) -> np.ndarray:  # fmt: skip
     """k-means|| (Bahmani et al. 2012): a few rounds, each drawing about `oversampling * K` points at once with probability
     proportional to `w d^2`; the candidates, weighted by the points nearest to them, are then reduced to K by weighted
-    k-means++ and two
-    Lloyd steps."""
+    k-means++ and two Lloyd steps."""
     allowed = np.arange(rows.n) if weights is None else np.flatnonzero(weights > 0)
     picked = [int(allowed[generator.integers(len(allowed))])]
     closest = np.full(rows.n, np.inf)

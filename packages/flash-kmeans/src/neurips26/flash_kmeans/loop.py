@@ -163,16 +163,14 @@ def kmeans(
     metric: Literal["euclidean", "cosine"] = "euclidean", precision: str = "certified", empty: str = "relocate",
     deterministic: bool = True, center: bool = True, on_zero: Literal["assign", "raise"] = "assign", check_finite: bool = True,
     device: Any = None, chunk_rows: int | None = None, memory_limit: int | None = None, threads: int | None = None,
-        seed: Any = None,
-    checkpoint: Any = None, checkpoint_every: int = 1, resume: bool = False, process_group: Any = None, verbose: int = 0,
-    choices: Choices = DEFAULTS,
+    seed: Any = None, checkpoint: Any = None, checkpoint_every: int = 1, resume: bool = False,
+    process_group: Any = None, verbose: int = 0, choices: Choices = DEFAULTS,
 ) -> KMeansResult:  # fmt: skip
     """Cluster the rows of `x` by exact Lloyd iterations.
 
     Args:
         x: `(N, D)` points: numpy, torch (any device), memory map, path of a `.npy` file, or a list of those. float64 is
-            computed in
-            float64, everything else in float32.
+            computed in float64, everything else in float32.
         k: number of clusters, `1 <= k <= N`.
         weights: `(N,)` non-negative; a point of weight 0 gets a label but moves no centroid.
         init: `"k-means++"`, `"k-means||"` (for large K), `"random"`, an array `(K, D)` or `f(x, k, generator)`.
@@ -197,8 +195,7 @@ def kmeans(
         checkpoint_every: iterations between two writes.
         resume: continue from `checkpoint` if it exists. The result is bitwise that of an uninterrupted run.
         process_group: `torch.distributed` group over which the rows are spread; every rank returns the same centroids,
-            and the labels
-            of its own rows.
+            and the labels of its own rows.
         verbose: print each iteration's inertia.
         choices: see `Choices`.
 

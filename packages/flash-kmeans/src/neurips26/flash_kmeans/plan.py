@@ -30,15 +30,13 @@ class CpuPlan:
 
 
 def cpu_plan(
-    n: int, k: int, d: int, itemsize: int = 4, threads: int = 1, *, chunk_rows: int | None = None, memory_limit: int |
-        None = None,
-    view: bool = True, choices: Choices = DEFAULTS,
+    n: int, k: int, d: int, itemsize: int = 4, threads: int = 1, *, chunk_rows: int | None = None,
+    memory_limit: int | None = None, view: bool = True, choices: Choices = DEFAULTS,
 ) -> CpuPlan:  # fmt: skip
     """Choose slabs and pieces.
 
-    A slab is at most `choices.slab_rows` rows and at most an eighth of the points (so that up to eight threads have
-    work), but never so
-    small that handing over its `K x D` sums costs as much as a twentieth of the distances.
+    A slab is at most `choices.slab_rows` rows and at most an eighth of the points (so that up to eight threads have work),
+    but never so small that handing over its `K x D` sums costs as much as a twentieth of the distances.
 
     Raises:
         ValueError: `memory_limit` is below what the sums and one row of each buffer take.
