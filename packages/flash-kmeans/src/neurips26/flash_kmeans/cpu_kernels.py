@@ -6,8 +6,8 @@ the running minimum at once, so the assignment costs what the multiplications co
 the part that FlashAssign plays on a GPU.
 
 Layout: the points of a tile are centred and transposed into `tile[d][point]` (registers hold points, L1 holds the tile);
-centroids are packed into panels `panel[k // 8][d][k % 8]`, already multiplied by -2, so that the score `||c||^2 - 2 <x, c>` is one
-chain of fused multiply-adds. A running minimum with a strict `<` over ascending k keeps the lowest index at a tie.
+centroids are packed into panels `panel[k // 8][d][k % 8]`, already multiplied by -2, so that the score `||c||^2 - 2 <x, c>`
+is one chain of fused multiply-adds. A running minimum with a strict `<` over ascending k keeps the lowest index at a tie.
 """
 
 from __future__ import annotations
