@@ -82,3 +82,11 @@ def test_interval_with_open_end_reaches_the_frame():
     svg = charts.interval(1.0, None, 2.0, at_least=0.5, width=100)
     (line,) = _marks(svg, "line", "range")
     assert float(line.get("x1")) == 0
+
+
+def test_many_values_are_drawn_as_quartiles_and_means():
+    many = [k / 500 for k in range(500)]
+    assert charts.strip({"a": many}).count("<circle") == 0
+    assert "quartiles 0.250 and 0.748" in charts.strip({"a": many})
+    lines = charts.curves({"a": [(k % 5, v) for k, v in enumerate(many)]}, "x")
+    assert lines.count("<circle") == 5

@@ -244,6 +244,11 @@ def test_baseline_beside_a_bound_shows_its_own_figure():
     assert shown.measured == "0.950 [0.900, 1]"
 
 
+def test_neighbouring_seeds_are_shortened():
+    assert report._seed_text([3, 4, 5, 9, 11, 12]) == "3\u20135, 9, 11, 12"
+    assert report._seed_text([]) == ""
+
+
 def test_table_of_one_paper_names_its_command(records):
     table = report.claims_table(records[:2])
     assert "Package" not in table
@@ -263,7 +268,7 @@ def test_readme_is_filled_between_its_marks_once(records, tmp_path):
     assert text.startswith("# T\n\n")
     assert text.endswith("\n\nafter\n")
     assert "\nold\n" not in text
-    assert re.search(r"!\[Statement of speed\]\(figures/a\.png\)", text)
+    assert re.search(r"!\[flash-kmeans: a\]\(figures/a\.png\)", text)
     assert not report.update_readme(readme, records[:2])
 
 

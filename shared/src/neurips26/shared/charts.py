@@ -14,6 +14,9 @@ __all__ = ["curves", "interval", "number", "strip", "ticks"]
 
 Points = Sequence[tuple[float, float]]
 
+#: More single values than this in one chart are a blot, and megabytes: their means and quartiles are drawn instead.
+_DOTS = 240
+
 #: A positive axis whose ends differ by more than this factor is drawn in logarithms.
 _LOG_FROM = 30.0
 
@@ -137,7 +140,7 @@ def interval(
 
 
 def strip(series: Mapping[str, Sequence[float]], unit: str = "", seeds: Sequence[int] = (), width: int = 620) -> str:
-    """One row a method, one dot a seed, a tick at the mean; values share one horizontal axis."""
+    """One row a method, one dot a seed (quartiles where they are many), a tick at the mean, one horizontal axis."""
     series = {name: [v for v in values if v is not None] for name, values in series.items()}
     series = {name: values for name, values in series.items() if values}
     if not series:
@@ -147,6 +150,7 @@ def strip(series: Mapping[str, Sequence[float]], unit: str = "", seeds: Sequence
     height = top + row * len(series) + bottom
     axis = _Axis([v for values in series.values() for v in values], gutter, width - 64)
     floor = top + row * len(series)
+    crowded = sum(map(len, series.values())) > _DOTS
     body = []
     for tick in axis.ticks():
         x = axis(tick)
@@ -168,6 +172,9 @@ def strip(series: Mapping[str, Sequence[float]], unit: str = "", seeds: Sequence
         body.append(
             f'<line class="mean s{index % 8}" x1="{axis(mean)}" x2="{axis(mean)}" y1="{y - 10:g}" y2="{y + 10:g}"/>'
         )
+        if crowded:
+            body += _box(values, y, index, axis, f"{name}: {len(values)} values")
+            values = []
         for k, value in enumerate(values):
             # Neighbouring seeds sit at different heights, so equal values stay countable.
             dy = (k % 5 - 2) * 2.6 if len(values) > 1 else 0.0
@@ -184,13 +191,26 @@ def strip(series: Mapping[str, Sequence[float]], unit: str = "", seeds: Sequence
     return _svg(width, height, label, body, "strip")
 
 
+def _box(values: Sequence[float], y: float, index: int, axis: _Axis, name: str) -> list[str]:
+    """Range and quartiles of many values: a thin line and a thick one."""
+    ordered = sorted(values)
+    low, first, third, high = (ordered[round(q * (len(ordered) - 1))] for q in (0.0, 0.25, 0.75, 1.0))
+    tip = f"{name}, quartiles {number(first)} and {number(third)}, from {number(low)} to {number(high)}"
+    return [
+        f'<line class="mean s{index % 8}" style="stroke-width:1" x1="{axis(low)}" x2="{axis(high)}" y1="{y:g}" y2="{y:g}"/>',
+        f'<line class="mean s{index % 8}" style="stroke-width:7;stroke-opacity:.45" x1="{axis(first)}" x2="{axis(third)}" '
+        f'y1="{y:g}" y2="{y:g}"><title>{escape(tip)}</title></line>',
+    ]
+
+
 def curves(
     series: Mapping[str, Points], x_name: str = "", y_name: str = "", width: int = 620, height: int = 250
 ) -> str:
-    """One line a method through its means at each ``x``, with the single values as dots."""
+    """One line a method through its means at each ``x``, with the single values as dots (the means where they are many)."""
     series = {name: sorted(points) for name, points in series.items() if points}
     if not series:
         return ""
+    crowded = sum(map(len, series.values())) > _DOTS
     left, right, top, bottom = 60, width - 150, 12, height - 36
     xs = [x for points in series.values() for x, _ in points]
     ys = [y for points in series.values() for _, y in points]
@@ -216,7 +236,7 @@ def curves(
         means = [(x, sum(values) / len(values)) for x, values in by_x.items()]
         path = " ".join(f"{x_axis(x)},{y_axis(y)}" for x, y in means)
         body.append(f'<polyline class="curve s{index % 8}" points="{path}"/>')
-        for x, y in points:
+        for x, y in means if crowded else points:
             tip = f"{name}, {x_name} {number(x)}: {number(y, 5)}"
             body.append(
                 f'<circle class="seed s{index % 8}" cx="{x_axis(x)}" cy="{y_axis(y)}" r="2.6">'

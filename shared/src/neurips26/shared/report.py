@@ -129,6 +129,15 @@ class _Figure:
     row: Row
     number: int
 
+    @property
+    def caption(self) -> str:
+        return caption(self.name)
+
+
+def caption(name: str) -> str:
+    """A picture's file name as words: ``snr-against-rank.png`` is "snr against rank"."""
+    return re.sub(r"[-_]+", " ", Path(name).stem)
+
 
 def _state(verdict: str) -> str:
     for state in ("does not hold", "holds", "not testable"):
@@ -257,6 +266,7 @@ def build_page(
         info["counts"] = count(mine)
         info["rows"] = len(mine)
         info["seconds"] = sum(float(row.claim.get("seconds") or 0) for row in mine)
+        info["versions"] = {r["tier"]: r.get("versions") or {} for r in records if r["paper"] == info["slug"]}
     counts = count(table)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
@@ -274,7 +284,7 @@ def build_page(
         states=STATES,
         papers=infos,
         failed=[p for p in infos if p["error"]],
-        figures=figures,
+        figures=_in_turns(figures),
         figures_of=by_row,
         details={row.anchor: _detail(row) for row in table},
         machines=_machines(records),
@@ -317,6 +327,27 @@ def _figures(table: Sequence[Row]) -> list[_Figure]:
             source = f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
             figures.append(_Figure(Path(name).stem, source, row, len(figures) + 1))
     return figures
+
+
+def _in_turns(figures: Sequence[_Figure]) -> list[_Figure]:
+    """The first picture of each paper, then the second of each: no paper fills the gallery's first screen alone."""
+    turn: Counter[str] = Counter()
+    order = {}
+    for figure in figures:
+        order[figure.number] = turn[figure.row.slug]
+        turn[figure.row.slug] += 1
+    return sorted(figures, key=lambda f: order[f.number])
+
+
+def _seed_text(seeds: Sequence[Any]) -> str:
+    """Seeds with runs of neighbours shortened: ``0-9, 20``."""
+    runs: list[list[int]] = []
+    for seed in seeds:
+        if runs and seed == runs[-1][1] + 1:
+            runs[-1][1] = seed
+        else:
+            runs.append([seed, seed])
+    return ", ".join(str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}\u2013{b}" for a, b in runs)
 
 
 def _machines(records: Iterable[Record]) -> list[str]:
@@ -377,11 +408,12 @@ def _detail(row: Row) -> dict[str, Any]:
         "effect_name": c.get("effect") or "",
         "tuning": tuning,
         "revision": str(record.get("revision") or "unknown")[:12],
-        "versions": record.get("versions") or {},
         "others": [
             {"tier": tier, "verdict": other.get("verdict", ""), "effect": effect_text(other)}
             for tier, other in row.others
         ],
+        "seeds": _seed_text(claim.get("seeds") or ()),
+        "unit": unit(claim),
         "sort_effect": claim.get("effect"),
     }
 
@@ -516,7 +548,7 @@ def readme_section(records: Sequence[Record], base: Path, pictures: int = 1) -> 
         for name in row.claim.get("figures") or []:
             if folder is not None and (Path(folder) / name).is_file():
                 target = Path(os.path.relpath(Path(folder).resolve() / name, base.resolve())).as_posix()
-                link = f"![{_cell(row.claim['statement']).replace('[', '(').replace(']', ')')}]({target})"
+                link = f"![{row.slug}: {caption(name)}]({target})"
                 if link not in shown:
                     shown.append(link)
     return "\n".join([text, *(f"{link}\n" for link in shown[:pictures])])

@@ -44,6 +44,13 @@
     });
   }
   find.addEventListener("input", show);
+  for (const only of document.querySelectorAll(".only")) {
+    only.addEventListener("click", () => {
+      find.value = only.dataset.find;
+      show();
+      find.scrollIntoView({ block: "start" });
+    });
+  }
 
   const headers = table ? [...table.querySelectorAll("th")] : [];
   const numeric = new Set(["effect", "verdict"]);
