@@ -204,6 +204,8 @@ def test_bad_series():
             model.fit(bad)
     with pytest.warns(RuntimeWarning, match=r"scaled by 1: channel \['b'\]"):
         assert np.isfinite(model.fit(frame(b=3.0)).predict(frame(b=3.0))).all(axis=None)
+    with pytest.warns(RuntimeWarning, match=r"scaled by 1: channel \['two'\]"):
+        model.fit(long_frame(one=np.arange(20.0), two=np.ones(20)))
 
 
 @pytest.mark.bad_input

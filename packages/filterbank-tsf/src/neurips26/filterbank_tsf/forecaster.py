@@ -85,7 +85,8 @@ class Forecaster(BaseEstimator):
         self.feature_names_in_ = np.empty(len(panel.names), dtype=object)
         for i, name in enumerate(panel.names):
             self.feature_names_in_[i] = name
-        scales = [_scale(values, columns) for _, values, columns in panel.parts("y")]
+        names = iter(panel.names)
+        scales = [_scale(values, list(itertools.islice(names, values.shape[1]))) for values in panel.series]
         self.mean_, self.std_ = (np.concatenate([s[i] for s in scales]) for i in (0, 1))
         rows = self._scaled(panel, range(self.n_features_in_))
         ahead = None if val is None else self._ahead(val, rows)
