@@ -12,7 +12,15 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from neurips26.subset_of_signals import OneScaleWarning, SubsetOfSignalsRegressor, bounds, robust, simulate
+from neurips26.subset_of_signals import (
+    OneScaleWarning,
+    SubsetOfSignalsRegressor,
+    bounds,
+    lad,
+    npmle,
+    robust,
+    simulate,
+)
 from neurips26.subset_of_signals.regressor import METHODS
 
 warnings.filterwarnings("ignore", category=OneScaleWarning)
@@ -136,12 +144,63 @@ def test_error_bounds_are_attributes_of_the_fit(sample):
         ({"n_signals": 2}, {}, "^n_signals: expected an integer >= 4 and <= 1200, got 2"),
         ({"method": "lad"}, {"groups": np.zeros(1200)}, "^groups: expected None for method 'lad'"),
         ({}, {"groups": np.zeros(3)}, r"^groups: expected shape \(1200,\), got \(3,\)"),
+        (
+            {},
+            {"groups": np.array([None, "a"] * 600, object)},
+            "^groups: expected a label for every source, got missing",
+        ),
+        ({}, {"groups": np.r_[np.nan, np.ones(1199)]}, "^groups: expected a label for every source, got missing"),
+        ({}, {"groups": np.array([1, "a"] * 600, object)}, "^groups: expected labels of one kind"),
         ({}, {"sample_weight": -np.ones(1200)}, "^sample_weight: expected numbers >= 0"),
+        ({"grid_size": 0}, {}, "^grid_size: expected an integer >= 1, got 0"),
+        ({"max_iter": 0}, {}, "^max_iter: expected an integer >= 1, got 0"),
+        ({"method": "huber", "max_iter": 0}, {}, "^max_iter: expected an integer >= 1, got 0"),
+        ({"n_starts": 7}, {}, "^n_starts: expected an integer >= 1 and <= 3, got 7"),
+        ({"tol": -1.0}, {}, "^tol: expected a finite number > 0"),
+        ({"signal_scale": "large"}, {}, "^signal_scale: expected a number, got 'large'"),
+        ({"signal_scale": float("nan")}, {}, "^signal_scale: expected a finite number > 0"),
+        ({"leverage_trim": -1.0}, {}, "^leverage_trim: expected a finite number > 0"),
+        ({"leverage_trim": 1e-9}, {}, "^leverage_trim: expected a limit that leaves rows, got 1e-09"),
     ],
 )
 def test_one_clear_error(sample, settings, data, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         SubsetOfSignalsRegressor(**settings).fit(sample.X, sample.y, **data)
+
+
+@pytest.mark.parametrize("method", ["npmle", "lad"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_numbers_that_are_none(method, bad):
+    rng = np.random.default_rng(9)
+    X, y = rng.normal(size=(40, 2)), rng.normal(size=40)
+    for name, (a, b) in {"X": (np.where(np.arange(40)[:, None] == 3, bad, X), y), "y": (X, np.r_[bad, y[1:]])}.items():
+        with pytest.raises(ValueError, match=f"^Input {name} contains (NaN|infinity)"):
+            SubsetOfSignalsRegressor(method).fit(a, b)
+        if method == "npmle":
+            with pytest.raises(ValueError, match=f"^{name}: expected finite numbers, got {bad} at index"):
+                npmle(a, b)
+
+
+@pytest.mark.parametrize("method", ["npmle", "lad"])
+def test_columns_that_say_nothing(method):
+    """A constant column beside the intercept costs a warning; a design of zeros has no fit without one."""
+    rng = np.random.default_rng(10)
+    X = rng.normal(size=(90, 2))
+    y = X @ [1.0, 2.0] + np.where(np.arange(90) < 45, 0.1, 30.0) * rng.normal(size=90)
+    with pytest.warns(ConvergenceWarning, match="rank 3 of 4"):
+        model = SubsetOfSignalsRegressor(method, signal_scale=0.1).fit(np.column_stack([X, np.full(90, 5.0)]), y)
+    np.testing.assert_allclose(model.coef_[:2], [1.0, 2.0], atol=0.15)
+    with pytest.raises(ValueError, match="^X: expected at least one column that is not all zero, got none"):
+        SubsetOfSignalsRegressor(method, fit_intercept=False).fit(np.zeros((90, 2)), y)
+
+
+def test_labels_of_groups_are_of_any_kind():
+    rng = np.random.default_rng(11)
+    X, y = rng.normal(size=(60, 2)), rng.normal(size=60)
+    plain = SubsetOfSignalsRegressor().fit(X, y, groups=np.arange(60) % 3).coef_
+    for names in (["猫", "b", ""], [2.5, 7.0, -1.0]):
+        labels = [names[i % 3] for i in range(60)]
+        np.testing.assert_allclose(SubsetOfSignalsRegressor().fit(X, y, groups=labels).coef_, plain, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", ["npmle", "lad"])
@@ -256,8 +315,28 @@ def test_the_theorem_is_never_exceeded():
         (lambda: bounds.asymptotic_error(10, 4, 2), "^m: expected at least d = 4 signals, got 2"),
         (lambda: simulate.subset_of_signals(10, 20, 2), "^m: expected an integer >= 2 and <= 10, got 20"),
         (lambda: robust.iterative_trimming(np.ones((3, 1)), np.ones(3), 2.0), "^fraction: expected a finite number"),
+        (
+            lambda: robust.iterative_truncation(np.ones((3, 1)), np.ones(3), window=-1.0),
+            "^window: expected a finite number > 0",
+        ),
+        (lambda: robust.huber(np.ones((3, 1)), np.ones(3), constant=0.0), "^constant: expected a finite number > 0"),
+        (lambda: robust.tukey(np.ones((3, 1)), np.ones(3), constant=-1.0), "^constant: expected a finite number > 0"),
+        (
+            lambda: robust.tukey(np.ones((3, 1)), np.ones(3), sample_weight=np.zeros(3)),
+            "^sample_weight: expected numbers >= 0",
+        ),
+        (
+            lambda: lad(np.ones((3, 1)), np.ones(3), sample_weight=np.zeros(3)),
+            "^sample_weight: expected at least one number > 0",
+        ),
+        (lambda: simulate.subset_of_signals(9, 5, 2, noise="loud"), "^noise: expected one of 'two-level'"),
+        (
+            lambda: simulate.subset_of_signals(9, 5, 2, noise=lambda rng, k: -np.ones(k)),
+            "^noise: expected standard deviat",
+        ),
     ],
 )
+@pytest.mark.bad_input
 def test_impossible_sizes(call, message):
     with pytest.raises(ValueError, match=message):
         call()

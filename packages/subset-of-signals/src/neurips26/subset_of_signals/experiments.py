@@ -7,7 +7,7 @@ sees the variances.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,10 @@ from sklearn.linear_model import RANSACRegressor, TheilSenRegressor
 
 from neurips26.shared import seeding
 from neurips26.subset_of_signals import robust
+from neurips26.subset_of_signals.inference import lad_covariance
 from neurips26.subset_of_signals.lad import lad
 from neurips26.subset_of_signals.npmle import npmle
-from neurips26.subset_of_signals.simulate import Sample
+from neurips26.subset_of_signals.simulate import Sample, subset_of_signals
 
 __all__ = ["CONSTANT_FRACTION", "FAMILY", "PREVIOUS", "TUNED", "crossing", "error", "fit"]
 
@@ -139,3 +140,63 @@ def _huber_mad(X: np.ndarray, y: np.ndarray, constant: float) -> np.ndarray:
     """Huber with its scale from the median absolute residual, as RLM and HuberRegressor do: the scale of the bad half."""
     spread = float(np.median(np.abs(lad(X, y).residuals))) / 0.6745
     return robust.huber(X, y, spread, constant=constant).coef
+
+
+def draw(factors: dict[str, Any], seed: int) -> Sample:
+    """The problem of a condition."""
+    return subset_of_signals(
+        factors["n"], factors["m"], factors["d"], noise=factors["law"], bad=factors["bad"], seed=seed
+    )
+
+
+#: Errors measured in this process: two claims that look at the same draw compute it once.
+_MEASURED: dict[tuple[Any, ...], float] = {}
+
+
+def error_once(factors: dict[str, Any], seed: int, method: str, sample: Sample) -> float:
+    """:func:`error`, kept for the next claim that asks."""
+    key = (*sorted((k, v) for k, v in factors.items() if k != "condition"), seed, method)
+    if key not in _MEASURED:
+        _MEASURED[key] = error(method, sample, seed)
+    return _MEASURED[key]
+
+
+def median_error(n: int, m: int, d: int, bad: float, seeds: Sequence[int]) -> float:
+    """Median over seeds of LAD's error."""
+    return float(np.median([error("lad", subset_of_signals(n, m, d, bad=bad, seed=s)) for s in seeds]))
+
+
+LAD_INTERVALS = ("LAD, kernel", "LAD, one density for all")
+
+
+def _inside(b: np.ndarray, covariance: np.ndarray, beta: np.ndarray) -> float:
+    """Share of coefficients inside their 95% interval."""
+    return float(np.mean(np.abs(b - beta) <= 1.959964 * np.sqrt(np.diag(covariance))))
+
+
+def covered(n: int, m: int, d: int, law: str, seed: int) -> float:
+    """Share of coefficients inside the mixture's 95% intervals in one draw."""
+    s = subset_of_signals(n, m, d, noise=law, seed=seed)  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours = npmle(s.X, s.y, n_starts=1, **TUNED["npmle"])
+    return _inside(ours.coef, ours.covariance, s.beta)
+
+
+def covered_by_lad(n: int, m: int, d: int, law: str, seed: int) -> list[float]:
+    """The same for :data:`LAD_INTERVALS`."""
+    s = subset_of_signals(n, m, d, noise=law, seed=seed)  # type: ignore[arg-type]
+    median = lad(s.X, s.y)
+    return [
+        _inside(median.coef, lad_covariance(s.X, median.residuals, method=kind), s.beta) for kind in ("powell", "iid")
+    ]
+
+
+def one_choice(factors: dict[str, Any], seed: int) -> dict[str, float]:
+    """Error and coverage of the mixture at a floor and number of scales, in one draw."""
+    s = subset_of_signals(1_000, 300, 4, noise=factors["law"], seed=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        got = npmle(s.X, s.y, scale_floor=factors["scale_floor"], grid_size=factors["grid_size"], n_starts=2)
+    inside = np.abs(got.coef - s.beta) <= 1.959964 * np.sqrt(np.diag(got.covariance))
+    return {"error": float(np.linalg.norm(got.coef - s.beta)), "coverage": float(inside.mean())}

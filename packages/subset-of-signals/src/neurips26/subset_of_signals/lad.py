@@ -113,6 +113,8 @@ def lad(
         if (w < 0).any():
             raise ValueError(f"sample_weight: expected numbers >= 0, got {w.min()}")
         keep = np.flatnonzero(w > 0)
+        if keep.size == 0:
+            raise ValueError("sample_weight: expected at least one number > 0, got zeros")
         # rho is homogeneous: a weight scales its row.
         X, y = scale_rows(X[keep], w[keep]), y[keep] * w[keep]
     basis_map, rank = _reduce(X)

@@ -251,10 +251,10 @@ def npmle(
     check_int(max_iter, "max_iter", minimum=1)
     check_real(tol, "tol", minimum=0.0, inclusive=False)
     check_int(n_starts, "n_starts", minimum=1, maximum=3)
+    check_int(grid_size, "grid_size", minimum=1)
+    check_real(scale_floor, "scale_floor", minimum=0.0, maximum=1.0, inclusive=False)
     if groups is not None:
-        groups = np.asarray(groups)
-        if groups.shape != (n,):
-            raise ValueError(f"groups: expected shape ({n},), got {groups.shape}")
+        groups = group_codes(groups, n)
     if sample_weight is not None:
         sample_weight = check_array(sample_weight, "sample_weight", shape=(n,), dtype=float)
         if (sample_weight < 0).any() or not (sample_weight > 0).any():
@@ -262,6 +262,8 @@ def npmle(
                 f"sample_weight: expected numbers >= 0, not all zero, got a minimum of {sample_weight.min()}"
             )
     problem = _Problem(X, y, groups, sample_weight)
+    if problem.rank == 0:
+        raise ValueError("X: expected at least one column that is not all zero, got none")
     if problem.rank < X.shape[1]:
         text = f"X has rank {problem.rank} of {X.shape[1]} columns: the minimum-norm coefficients are returned"
         warnings.warn(text, ConvergenceWarning, 2)
@@ -291,6 +293,23 @@ def npmle(
             f"npmle: not converged after {run.n_iter} passes; the best iterate is returned", ConvergenceWarning, 2
         )
     return _result(problem, run, scales, signal_scale, winner, n_iter)
+
+
+def group_codes(groups: Any, n: int) -> np.ndarray:
+    """Labels of any one kind as numbers from 0.
+
+    Raises:
+        ValueError: another shape than ``(n,)``, missing labels, kinds that cannot be ordered.
+    """
+    labels = np.asarray(groups)
+    if labels.shape != (n,):
+        raise ValueError(f"groups: expected shape ({n},), got {labels.shape}")
+    if labels.dtype.kind in "fO" and any(v is None or v != v for v in labels):
+        raise ValueError("groups: expected a label for every source, got missing ones")
+    try:
+        return np.unique(labels, return_inverse=True)[1]
+    except TypeError as error:
+        raise ValueError(f"groups: expected labels of one kind ({error})") from error
 
 
 def _starts(problem: _Problem, signal_scale: float, count: int) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ from neurips26.subset_of_signals import bounds, robust
 from neurips26.subset_of_signals.choices import CHOICES
 from neurips26.subset_of_signals.inference import lad_covariance
 from neurips26.subset_of_signals.lad import gram, lad
-from neurips26.subset_of_signals.npmle import npmle
+from neurips26.subset_of_signals.npmle import group_codes, npmle
 
 __all__ = ["METHODS", "OneScaleWarning", "SubsetOfSignalsRegressor"]
 
@@ -123,9 +123,7 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
         if weight is not None and ((weight < 0).any() or not (weight > 0).any()):
             raise ValueError(f"sample_weight: expected numbers >= 0, not all zero, got a minimum of {weight.min()}")
         if groups is not None:
-            groups = np.asarray(groups)
-            if groups.shape != (n,):
-                raise ValueError(f"groups: expected shape ({n},), got {groups.shape}")
+            groups = group_codes(groups, n)
         design = self._design(X)
         weight = self._trim(design, weight)
         # A row of weight zero is no row at all: it must not even count for the rank.
@@ -239,6 +237,11 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
         if self.leverage_trim is not None:
             limit = check_real(self.leverage_trim, "leverage_trim", minimum=0.0, inclusive=False)
             base = np.ones(X.shape[0]) if weight is None else weight
+            if not (base[leverage <= limit] > 0).any():
+                raise ValueError(
+                    f"leverage_trim: expected a limit that leaves rows, got {limit:g} where the least leverage is "
+                    f"{leverage.min():.3g}"
+                )
             return np.where(leverage > limit, 0.0, base)
         if worst > 0.5 and X.shape[0] > 4 * X.shape[1]:
             warnings.warn(

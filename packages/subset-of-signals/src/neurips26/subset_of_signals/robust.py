@@ -71,6 +71,8 @@ def _prepare(X: Any, y: Any, sample_weight: Any) -> tuple[Any, np.ndarray, np.nd
         if sample_weight is None
         else check_array(sample_weight, "sample_weight", shape=(y.size,), dtype=float)
     )
+    if (w < 0).any() or not (w > 0).any():
+        raise ValueError(f"sample_weight: expected numbers >= 0, not all zero, got a minimum of {w.min()}")
     return X, y, w
 
 
@@ -115,6 +117,8 @@ def huber(
 ) -> RobustResult:
     """Huber's estimator with its scale fixed to ``signal_scale`` (not to a spread of all residuals)."""
     X, y, w = _prepare(X, y, sample_weight)
+    check_real(constant, "constant", minimum=0.0, inclusive=False)
+    check_int(max_iter, "max_iter", minimum=1)
     bend = constant * check_real(signal_scale, "signal_scale", minimum=0.0, inclusive=False)
     return _reweighted(X, y, w, _lad_start(X, y, w), lambda r: bend / np.maximum(np.abs(r), bend), max_iter, tol)
 
@@ -131,6 +135,8 @@ def tukey(
 ) -> RobustResult:
     """Tukey's bisquare with its scale fixed to ``signal_scale``, from the least absolute deviations fit."""
     X, y, w = _prepare(X, y, sample_weight)
+    check_real(constant, "constant", minimum=0.0, inclusive=False)
+    check_int(max_iter, "max_iter", minimum=1)
     reach = constant * check_real(signal_scale, "signal_scale", minimum=0.0, inclusive=False)
     return _reweighted(X, y, w, _lad_start(X, y, w), lambda r: np.maximum(1 - (r / reach) ** 2, 0) ** 2, max_iter, tol)
 
@@ -163,6 +169,7 @@ def iterative_truncation(
     """
     X, y, w = _prepare(X, y, sample_weight)
     check_real(signal_scale, "signal_scale", minimum=0.0, inclusive=False)
+    check_real(window, "window", minimum=0.0, inclusive=False)
     check_real(shrink, "shrink", minimum=0.0, maximum=1.0, inclusive=False)
     if isinstance(start, str):
         if start not in ("lad", "ols"):
