@@ -25,7 +25,8 @@ def _rms(cells: Sequence[dict[str, Any]], factor: str, method: str) -> tuple[np.
 def scaling(cells: Sequence[dict[str, Any]], factor: str, slope: float, path: Path) -> None:
     """RMS error against one size for every method, with the line of theory through LAD's middle point."""
     with figure(path, size=(5.2, 3.6)) as ax:
-        for method in sorted({c["method"] for c in cells}):
+        # The points near the threshold come last, so that a method has one colour in all three pictures.
+        for method in sorted({c["method"] for c in cells}, key=lambda name: ("below" in name, name)):
             x, y = _rms(cells, factor, method)
             style = "x:" if "below" in method else "k:" if method == "oracle" else "o-"
             ax.plot(x, y, style, ms=4, label=method, zorder=3 if method == "oracle" else 2)
@@ -62,6 +63,8 @@ def collapse(cells: Sequence[dict[str, Any]], crossings: Sequence[dict[str, Any]
         left.axhline(1, color="0.6", lw=0.8)
         left.axvline(1, color="0.6", lw=0.8)
         left.set(xscale="log", yscale="log", xlabel="m / sqrt(n d)", ylabel="median error of LAD")
+        left.set_xticks([0.5, 1, 2, 4], ["0.5", "1", "2", "4"])
+        left.set_xticks([], minor=True)
         left.set_title(
             f"{len(sizes)} sizes, n d from {sizes[0][0] * sizes[0][1]} (green) to {sizes[-1][0] * sizes[-1][1]}",
             fontsize=8,
