@@ -88,6 +88,24 @@ def test_scale_is_read_off_the_data(sample):
     assert np.linalg.norm(found.coef_ / 0.01 - sample.beta) < 0.35
 
 
+def test_a_scale_of_other_data_is_said(sample):
+    for factor, found in (
+        (1e3, "about [0-5] of 1200 sources are that good"),
+        (1e-5, "the signals' noise is about 0.0"),
+    ):
+        with pytest.warns(UserWarning, match=f"^signal_scale: 1 is not the scale of these data .*{found}"):
+            SubsetOfSignalsRegressor().fit(sample.X, factor * sample.y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SubsetOfSignalsRegressor().fit(sample.X, sample.y)
+
+
+def test_columns_of_the_summary_stay_apart(sample):
+    small = SubsetOfSignalsRegressor(signal_scale=1e-7).fit(sample.X * 1e5, -1e-7 * sample.y)
+    rows = small.summary().splitlines()[1:5]
+    assert all(len(row.split()) == 6 for row in rows) and "e-1" in rows[0]
+
+
 def test_one_scale_is_said():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(400, 2))
@@ -160,12 +178,16 @@ def test_error_bounds_are_attributes_of_the_fit(sample):
         ({"signal_scale": "large"}, {}, "^signal_scale: expected a number, got 'large'"),
         ({"signal_scale": float("nan")}, {}, "^signal_scale: expected a finite number > 0"),
         ({"leverage_trim": -1.0}, {}, "^leverage_trim: expected a finite number > 0"),
+        ({}, {"X": 1e200}, "^X: expected numbers up to 1e\\+150, got .*e\\+200: take another unit"),
+        ({"method": "lad"}, {"y": 1e200}, "^y: expected numbers up to 1e\\+150"),
         ({"leverage_trim": 1e-9}, {}, "^leverage_trim: expected a limit that leaves rows, got 1e-09"),
     ],
 )
 def test_one_clear_error(sample, settings, data, message):
+    data = dict(data)
+    X, y = data.pop("X", 1.0) * sample.X, data.pop("y", 1.0) * sample.y
     with pytest.raises((ValueError, TypeError), match=message):
-        SubsetOfSignalsRegressor(**settings).fit(sample.X, sample.y, **data)
+        SubsetOfSignalsRegressor(**settings).fit(X, y, **data)
 
 
 @pytest.mark.parametrize("method", ["npmle", "lad"])

@@ -26,6 +26,8 @@ from neurips26.shared.arrays import check_array, check_int, check_real
 
 __all__ = ["Certificate", "LADResult", "check_loss", "lad", "objective"]
 
+#: Sums of squares of larger numbers overflow.
+_LARGEST = 1e150
 #: Rows handled at a time in weighted Gram matrices, so that a million rows need no second copy of X.
 _BLOCK = 1 << 16
 #: From this many rows on a sample is solved first.
@@ -160,8 +162,17 @@ def as_design(X: Any, n: int | None = None) -> Any:
         check_array(X.data, "X", finite=True, allow_empty=True)
         if n is not None and X.shape[0] != n:
             raise ValueError(f"X: expected {n} rows as in y, got shape {X.shape}")
-        return X
-    return check_array(X, "X", shape=(n, None), dtype=float)
+    else:
+        X = check_array(X, "X", shape=(n, None), dtype=float)
+    check_size(X, "X")
+    return X
+
+
+def check_size(values: Any, name: str) -> None:
+    """Refuse numbers whose squares leave the range of float64."""
+    largest = max(float(values.max()), -float(values.min())) if 0 not in values.shape else 0.0
+    if largest > _LARGEST:
+        raise ValueError(f"{name}: expected numbers up to {_LARGEST:g}, got {largest:g}: take another unit")
 
 
 def scale_rows(X: Any, w: np.ndarray) -> Any:

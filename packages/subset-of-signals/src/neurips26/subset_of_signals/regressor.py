@@ -15,7 +15,7 @@ from neurips26.shared.arrays import check_choice, check_int, check_real
 from neurips26.subset_of_signals import bounds, robust
 from neurips26.subset_of_signals.choices import CHOICES
 from neurips26.subset_of_signals.inference import lad_covariance
-from neurips26.subset_of_signals.lad import gram, lad
+from neurips26.subset_of_signals.lad import check_size, gram, lad
 from neurips26.subset_of_signals.npmle import group_codes, npmle
 
 __all__ = ["METHODS", "OneScaleWarning", "SubsetOfSignalsRegressor"]
@@ -34,7 +34,8 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
         method: ``"npmle"`` (also ``"auto"``) estimates the law of the scales with the coefficients; ``"lad"`` is least
             absolute deviations with a certificate of optimality and a proved error bound; the others are baselines.
         signal_scale: standard deviation up to which a source counts as a signal, in the units of ``y``; ``"auto"``
-            reads it off the estimated mixture.
+            reads it off the estimated mixture: the smallest scale with a significant part of the sources, so that the count
+            of signals up to it runs low. A scale that is not that of the data is warned of.
         n_signals: number of signals, where it is known: used by ``error_bound`` and as the fraction that ``"trimming"``
             keeps. ``None``: estimated.
         fit_intercept: add a column of ones. With noise that is not symmetric the intercept estimates a median (LAD) or
@@ -113,6 +114,8 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
             check_real(self.signal_scale, "signal_scale", minimum=0.0, inclusive=False)
         X, y = validate_data(self, X, y, accept_sparse="csr", y_numeric=True, dtype=np.float64, ensure_min_samples=2)
         y = np.asarray(y, dtype=float)
+        check_size(X, "X")
+        check_size(y, "y")
         n, d = X.shape
         p = d + int(self.fit_intercept)
         if self.n_signals is not None:
@@ -178,6 +181,7 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
         self.n_signals_ = result.n_signals
         self.covariance_ = result.covariance
         self.log_likelihood_ = result.log_likelihood
+        self._warn_of_scale(result, scale, y.size)
         self.n_iter_, self.converged_ = result.n_iter, result.converged
         # A second scale costs a weight and a scale: two parameters, 1% point of chi-square.
         gain = 2 * (result.log_likelihood - result.one_scale_log_likelihood)
@@ -189,6 +193,22 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
                 stacklevel=3,
             )
         return result.coef
+
+    def _warn_of_scale(self, result, scale, n):
+        """Say so where hardly a source is a signal at the scale given, or where the signals lie far below it."""
+        probability = result.signal_probability
+        size = math.sqrt(float(probability @ result.residuals**2) / max(float(probability.sum()), 1e-300))
+        if result.n_signals < max(0.005 * n, 1.0):
+            found = f"about {result.n_signals:.0f} of {n} sources are that good"
+        elif 0 < size < 0.3 * scale:
+            found = f"the signals' noise is about {size:.2g}"
+        else:
+            return
+        warnings.warn(
+            f"signal_scale: {scale:.4g} is not the scale of these data ({found}); give it in the units of y, or 'auto'",
+            UserWarning,
+            stacklevel=4,
+        )
 
     def _fit_lad(self, X, y, weight, groups, scale):
         result = lad(X, y, sample_weight=weight)
@@ -324,10 +344,10 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
         check_is_fitted(self)
         names = [str(n) for n in getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.coef_.size)])]
         names += ["intercept"] * self.fit_intercept
-        rows = [f"{'':<14}{'coef':>12}{'std err':>12}{'z':>9}{f'[{alpha / 2:g}':>12}{f'{1 - alpha / 2:g}]':>12}"]
+        rows = [f"{'':<14}{'coef':>13}{'std err':>13}{'z':>13}{f'[{alpha / 2:g}':>13}{f'{1 - alpha / 2:g}]':>13}"]
         for name, b, se, (low, high) in zip(names, self._params(), self.bse_, self.conf_int(alpha)):
             z = b / se if se > 0 else math.inf
-            rows.append(f"{name:<14}{b:>12.5g}{se:>12.4g}{z:>9.4g}{low:>12.5g}{high:>12.5g}")
+            rows.append(f"{name:<14}{b:>13.5g}{se:>13.4g}{z:>13.4g}{low:>13.5g}{high:>13.5g}")
         rows.append(f"method {self.method_}, {self.n_samples_} sources, signal scale {self.signal_scale_:.4g}")
         rows.append(f"signals: about {self.n_signals_:.0f}; {'converged' if self.converged_ else 'NOT CONVERGED'}")
         if getattr(self, "one_scale_", False):
