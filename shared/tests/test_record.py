@@ -197,7 +197,9 @@ def test_without_the_declared_data_a_row_is_a_proxy_that_says_so(fake_paper, tmp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     smaller = run_tier(registry.find("fake-paper"), "quick", tmp_path / "out")["claims"][0]
     assert smaller["scope"] == "proxy" and smaller["verdict"] == "holds"
-    assert smaller["notes"] == ["stand-in data (numbers): this machine lacks numbers.csv"]
+    assert smaller["notes"] == [
+        "stand-in data (numbers): this machine lacks numbers.csv: where the claim uses it a stand-in took its place"
+    ]
 
 
 def test_claims_run_on_one_thread_unless_the_user_says_otherwise(fake_paper, tmp_path):
@@ -360,3 +362,23 @@ def test_same_compares_nested_numbers():
     assert same({"a": [1.0, None, "x"]}, {"a": [1.0 + 1e-12, None, "x"]}, 1e-9)
     assert not same({"a": [1.0]}, {"a": [1.1]}, 1e-9)
     assert not same(True, 1.0, 1e-9)
+
+
+def test_a_run_tells_effect_criterion_and_where_the_record_is(neurips26):
+    code, said, _ = neurips26("run", "fake-paper")
+    assert code == 0
+    first, second, *_ = [line for line in said.splitlines() if "smaller" in line or "asked for" in line]
+    assert first.startswith("● holds") and first.endswith("smaller")
+    assert "0.5" in second and "asked for: ours / baseline" in second
+    assert "record: build/fake-paper/quick.json" in said
+
+
+def test_records_of_papers_that_are_not_here_are_not_judged(neurips26, tmp_path):
+    assert neurips26("run", "fake-paper")[0] == 0
+    record = json.loads((tmp_path / "build/fake-paper/quick.json").read_text())
+    other = tmp_path / "results/other-paper/quick.json"
+    other.parent.mkdir(parents=True)
+    other.write_text(json.dumps(record | {"paper": "other-paper"}))
+    said = []
+    assert verify_tree(tmp_path / "results", say=said.append) == []
+    assert said == ["other-paper/quick.json: not verified: other-paper is not installed here"]

@@ -245,8 +245,8 @@ def test_baseline_beside_a_bound_shows_its_own_figure():
 
 
 def test_neighbouring_seeds_are_shortened():
-    assert report._seed_text([3, 4, 5, 9, 11, 12]) == "3\u20135, 9, 11, 12"
-    assert report._seed_text([]) == ""
+    assert report.seed_text([3, 4, 5, 9, 11, 12]) == "3\u20135, 9, 11, 12"
+    assert report.seed_text([]) == ""
 
 
 def test_table_of_one_paper_names_its_command(records):

@@ -8,7 +8,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -123,9 +123,14 @@ class Explain:
         text, known = explain(name, slug, [self.results, self.build])
         if text is None:
             near = difflib.get_close_matches(name, known, n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known) or 'none'}"
+            if near:
+                hint = f"did you mean {' or '.join(near)}?"
+            elif known:
+                hint = f"{len(known)} are recorded; `neurips26 claims <paper>` lists a paper's"
+            else:
+                hint = "none is recorded here; `neurips26 run <paper>` makes the first"
             raise ValueError(f"claim: expected the id of a recorded claim, got {self.claim!r} ({hint})")
-        out.print(text, markup=False, highlight=False)
+        out.print(text, markup=False, highlight=False, soft_wrap=True)
         return 0
 
 
@@ -199,9 +204,6 @@ class Data:
 
         chosen = [registry.find(self.slug)] if self.slug else registry.papers()
         failed = 0
-        table = Table(box=None, pad_edge=False)
-        for heading in ("paper", "data", "MB", "licence", "state"):
-            table.add_column(heading, overflow="fold")
         for paper in chosen:
             for item in paper.data:
                 try:
@@ -210,8 +212,11 @@ class Data:
                     failed += self.action == "check" and where is None
                 except (DataMissing, data.ChecksumError, OSError) as error:
                     state, failed = str(error), failed + 1
-                table.add_row(*map(escape, (paper.slug, item.name, f"{item.size / 1e6:.1f}", item.licence, state)))
-        out.print(table)
+                head = (
+                    f"[bold]{escape(f'{paper.slug}/{item.name}')}[/]  {item.size / 1e6:.1f} MB, {escape(item.licence)}"
+                )
+                # A path or an address is one line, whatever the terminal's width: it is there to be copied.
+                out.print(f"{head}\n    {escape(state)}", highlight=False, soft_wrap=True)
         return 1 if failed else 0
 
 
@@ -303,22 +308,34 @@ def _run(slug: str, tier: str, target: Path, work: Path, only: list[str], force:
     if not os.access(target, os.W_OK):
         raise ValueError(f"out: expected a folder that can be written, got {target}")
     record = run_tier(paper, tier, target, work=work, only=only, force=force, committed=committed)
-    table = Table(box=None, pad_edge=False)
-    for heading in ("claim", "effect", "interval", "criterion", "verdict"):
-        table.add_column(heading, overflow="fold")
-    from neurips26.shared.claims import Criterion
-
-    for row in record["claims"]:
-        interval = f"[{row['interval'][0]:.4g}, {row['interval'][1]:.4g}]" if row["interval"] else "–"
-        effect = "–" if row["effect"] is None else f"{row['effect']:.4g}"
-        colour = COLOURS[row["verdict"]]
-        verdict = f"[{colour}]{row['verdict']}[/], {row['scope']}"
-        table.add_row(escape(row["id"]), effect, escape(interval), escape(str(Criterion(**row["criterion"]))), verdict)
-    for grid in record.get("grids", []):
-        table.add_row(grid["id"], f"{len(grid['cells'])} cells", "", "", "tuned")
-    out.print(table)
+    for line in _told(record, paper):
+        out.print(line, highlight=False, soft_wrap=True)
     out.print(f"record: {target / slug / f'{tier}.json'}", highlight=False)
     return 0
+
+
+def _told(record: dict[str, Any], paper: registry.Paper) -> list[str]:
+    """What a run found: two lines a claim, with the words and figures of the page; then what its data were."""
+    from neurips26.shared import data, report
+
+    lines = []
+    for row in report.rows([record]):
+        colour = COLOURS[row.claim["verdict"]]
+        sign = report.STATES[row.state][0]
+        lines.append(f"[{colour}]{sign} {escape(row.verdict)}[/]  [bold]{escape(row.claim['id'])}[/]")
+        found = f"{row.measured} {row.comparison}".strip()
+        lines.append(f"    {escape(found)}; asked for: {escape(report.criterion_text(row.claim))}")
+    for grid in record.get("grids", []):
+        lines.append(f"tuned  [bold]{escape(grid['id'])}[/]: {len(grid['cells'])} cells")
+    missing = [item.name for item in paper.data if data.find_set(item) is None]
+    if missing:
+        fetch = (
+            f"`neurips26 data fetch {paper.slug}` brings them, `neurips26 data list {paper.slug}` says where they go"
+        )
+        lines.append(
+            f"[yellow]not on this machine: {escape(', '.join(missing))}[/]; claims that use them ran on stand-ins; {fetch}"
+        )
+    return lines
 
 
 if __name__ == "__main__":

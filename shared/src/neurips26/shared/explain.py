@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from neurips26.shared import report
 from neurips26.shared.claims import Criterion
 from neurips26.shared.record import read_record, record_files
 from neurips26.shared.runs import CorruptRecordError
@@ -41,24 +42,30 @@ def explain(claim: str, slug: str, folders: Sequence[Path]) -> tuple[str | None,
     return ("\n\n".join(texts) if texts else None), sorted(set(known))
 
 
+def _values(series: dict[str, Any]) -> str:
+    """The values a person can read; the record has every digit."""
+    return "[" + ", ".join("–" if v is None else f"{v:.6g}" for v in series["values"]) + "]"
+
+
 def _row(record: dict[str, Any], row: dict[str, Any]) -> str:
     interval = "none" if row["interval"] is None else f"{row['interval'][0]:.6g} … {row['interval'][1]:.6g}"
     effect = "none" if row["effect"] is None else f"{row['effect']:.6g}"
+    measure = f"{report.unit(row)}; " if report.unit(row) else ""
     lines = [
         f"{record['paper']} / {row['id']} ({record['tier']} tier, {row['scope']})",
         f"  claim      {row['statement']}",
         f"  paper      {row['paper_value']}",
-        f"  metric     {row['metric']} ({row['unit']}; {row['direction']} is better)",
+        f"  metric     {row['metric']} ({measure}{row['direction']} is better)",
         f"  holds if   {Criterion(**row['criterion'])}",
         f"  effect     {effect}, interval {interval}" + (f" at level {row['level']:.4g}" if row["level"] else ""),
         f"  verdict    {row['verdict']}" + (f": {row['reason']}" if row["reason"] else ""),
-        f"  seeds      {', '.join(map(str, row['seeds'])) or 'none'}",
+        f"  seeds      {report.seed_text(row['seeds']) or 'none'}",
     ]
     if row["ours"]:
-        lines.append(f"  ours       {row['ours']['values']} with {row['ours']['setting']}")
+        lines.append(f"  ours       {_values(row['ours'])} with {row['ours']['setting']}")
     for name, series in row["baselines"].items():
         mark = " (the criterion's baseline)" if name == row["compared_to"] else ""
-        lines.append(f"  {name}{mark}: {series['values']} with {series['setting']}")
+        lines.append(f"  {name}{mark}: {_values(series)} with {series['setting']}")
     if row["cells"]:
         lines.append(f"  cells      {len(row['cells'])}")
     data = ", ".join(f"{d['name']} ({d['kind']})" for d in row["data"]) or "none"

@@ -336,14 +336,15 @@ def _run_claim(paper: Paper, fn: Callable[[Context], Measurement], tier: str, fo
 
 
 def _say_stand_in(row: dict[str, Any], paper: Paper) -> None:
-    """A run without the paper's data sets, where these are missing, is a proxy whatever the claim's usual scope."""
-    if row["scope"] not in ("paper setting", "scaled down") or any(d["kind"] == "real" for d in row["data"]):
+    """A row without real data, where the paper's data sets are missing, says so and is a proxy whatever its usual scope."""
+    if row["scope"] == "identity" or any(d["kind"] == "real" for d in row["data"]):
         return
     missing = [d.name for d in paper.data if data.find(paper.slug, d.name) is None]
     if missing:
         row["scope"] = "proxy"
         used = ", ".join(d["name"] for d in row["data"]) or "none"
-        row["notes"] = [*row["notes"], f"stand-in data ({used}): this machine lacks {', '.join(missing)}"]
+        lacks = f"this machine lacks {', '.join(missing)}: where the claim uses it a stand-in took its place"
+        row["notes"] = [*row["notes"], f"stand-in data ({used}): {lacks}"]
 
 
 def _run_grid(paper: Paper, fn: Callable[[Context], Tuning], folder: Path) -> dict[str, Any]:

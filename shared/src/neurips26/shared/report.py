@@ -339,7 +339,7 @@ def _in_turns(figures: Sequence[_Figure]) -> list[_Figure]:
     return sorted(figures, key=lambda f: order[f.number])
 
 
-def _seed_text(seeds: Sequence[Any]) -> str:
+def seed_text(seeds: Sequence[Any]) -> str:
     """Seeds with runs of neighbours shortened: ``0-9, 20``."""
     runs: list[list[int]] = []
     for seed in seeds:
@@ -412,7 +412,7 @@ def _detail(row: Row) -> dict[str, Any]:
             {"tier": tier, "verdict": other.get("verdict", ""), "effect": effect_text(other)}
             for tier, other in row.others
         ],
-        "seeds": _seed_text(claim.get("seeds") or ()),
+        "seeds": seed_text(claim.get("seeds") or ()),
         "unit": unit(claim),
         "sort_effect": claim.get("effect"),
     }
