@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
 from neurips26.flash_kmeans import kmeans
 from neurips26.shared.launch import launch
@@ -27,11 +28,29 @@ JOBS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [(1900, 1100), pytest.param((1900, 0, 1100), marks=pytest.mark.slow)],
-    ids=["two ranks", "three, one empty"],
-)
+@pytest.fixture
+def alone():
+    """A process group of this process alone: the same calls as with many, without the seconds that a process takes to start."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_a_group_of_one_is_no_group(alone, tmp_path):
+    for k, options in JOBS:
+        one, got = kmeans(X, k, **options), kmeans(X, k, process_group=alone, **options)
+        np.testing.assert_allclose(got.centroids, one.centroids, rtol=1e-5)
+        assert (got.labels == one.labels).all() and got.n_iter == one.n_iter
+        assert got.inertia == pytest.approx(one.inertia, rel=1e-5)
+    state = dict(seed=6, tol=-1.0, process_group=alone)
+    whole = kmeans(X, 9, max_iter=5, **state)
+    kmeans(X, 9, max_iter=2, checkpoint=tmp_path / "state", **state)
+    resumed = kmeans(X, 9, max_iter=5, checkpoint=tmp_path / "state", resume=True, **state)
+    assert (resumed.centroids == whole.centroids).all() and (resumed.labels == whole.labels).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(1900, 1100), (1900, 0, 1100)], ids=["two ranks", "three, one empty"])
 def test_same_as_one_process(tmp_path, sizes):
     cuts = np.cumsum(sizes)[:-1]
     shards = np.split(X, cuts)
