@@ -16,7 +16,8 @@ def criteria(sources: Iterable[str]) -> dict[str, str]:
     same sources makes the criterion, the numbers for it; then the tree is that function's criterion with these numbers. An
     id made by an f-string matches whatever can stand in its places.
     """
-    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
+    trees = [ast.parse(source) for source in sources if "Criterion(" in source]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, (ast.Call, ast.FunctionDef))]
     makers = {node.name: made for node in nodes if isinstance(node, ast.FunctionDef) and (made := _made_in(node))}
     found = {}
     for node in nodes:
@@ -24,9 +25,9 @@ def criteria(sources: Iterable[str]) -> dict[str, str]:
             continue
         given = {keyword.arg: keyword.value for keyword in node.keywords}
         pattern = _id_pattern(given.get("id") or (node.args[0] if node.args else None))
-        own = [v for v in [*node.args, *given.values()] if _is_criterion(v)]
         if not pattern:
             continue
+        own = [v for v in [*node.args, *given.values()] if _is_criterion(v)]
         if "criterion" in given or own:
             found[pattern] = ast.dump(given.get("criterion") or own[0])
         elif _called(node) in makers:
@@ -43,7 +44,8 @@ def criterion_of(claim: str, found: Mapping[str, str]) -> set[str]:
 
 
 def _made_in(function: ast.FunctionDef) -> list[str]:
-    return [ast.dump(node) for node in ast.walk(function) if _is_criterion(node)]
+    calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
+    return [ast.dump(call) for call in calls if _is_criterion(call)]
 
 
 def _called(call: ast.Call) -> str:
