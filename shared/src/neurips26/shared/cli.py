@@ -207,7 +207,7 @@ class Data:
         for paper in chosen:
             for item in paper.data:
                 try:
-                    where = data.fetch_set(item, paper.slug) if self.action == "fetch" else data.find_set(item)
+                    where = data.fetch_set(item) if self.action == "fetch" else data.find_set(item)
                     state = str(where) if where else "missing"
                     failed += self.action == "check" and where is None
                 except (DataMissing, data.ChecksumError, OSError) as error:

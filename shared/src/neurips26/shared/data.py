@@ -124,10 +124,10 @@ def require(slug: str, name: str) -> Path:
 
 def fetch(slug: str, name: str) -> Path:
     """The data set ``name`` of paper ``slug``, brought into the cache where this machine lacks it."""
-    return fetch_set(_declared(slug, name), slug)
+    return fetch_set(_declared(slug, name))
 
 
-def fetch_set(item: DataSet, slug: str = "") -> Path:
+def fetch_set(item: DataSet) -> Path:
     """The file, downloaded with progress if it is not here; a transfer that was cut off goes on where it stopped.
 
     Raises:
@@ -139,7 +139,7 @@ def fetch_set(item: DataSet, slug: str = "") -> Path:
     if path is not None:
         return path
     if not item.url.startswith(("https://", "http://")):
-        raise DataMissing(_advice(item, slug, "no public address is declared for it"))
+        raise DataMissing(_advice(item, why="no public address is declared for it"))
     target = cache_folder() / item.dir / item.path
     with runs.lock(target.parent):
         part = target.with_name(f"{target.name}.part")
@@ -149,7 +149,7 @@ def fetch_set(item: DataSet, slug: str = "") -> Path:
             kept = (
                 f"; {part.stat().st_size} bytes are kept and the next try goes on from there" if part.exists() else ""
             )
-            raise DataMissing(_advice(item, slug, f"{item.url} failed: {error}{kept}")) from error
+            raise DataMissing(_advice(item, why=f"{item.url} failed: {error}{kept}")) from error
         got = _sha256(part)
         if got != item.sha256:
             bad = target.with_name(f"{target.name}.bad")
@@ -170,8 +170,8 @@ def _declared(slug: str, name: str) -> DataSet:
     return items[name]
 
 
-def _advice(item: DataSet, slug: str, why: str = "not on this machine") -> str:
-    """What to put where, complete enough to do it by hand."""
+def _advice(item: DataSet, slug: str = "", why: str = "not on this machine") -> str:
+    """What to put where, complete enough to do it by hand; with a ``slug`` also the command that fetches it."""
     folder = os.environ.get("NEURIPS26_DATA")
     place = Path(folder) if folder else cache_folder()
     lines = [
