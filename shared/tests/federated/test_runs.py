@@ -227,6 +227,7 @@ def test_a_client_that_never_answers_is_named_and_the_run_goes_on(monkeypatch):
 
 def test_replies_belong_to_the_message_that_they_answer(monkeypatch, caplog):
     """Error replies need not come from the client: a SuperLink answers for a node that is gone, and strangers may write."""
+    caplog.set_level("WARNING", logger="neurips26.federated")
     plain = InProcessGrid.send_and_receive
 
     def told(message, error, **changed):
@@ -519,6 +520,7 @@ def test_resume_ends_in_the_same_bits(config, tmp_path):
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, caplog):
+    caplog.set_level("WARNING", logger="neurips26.federated")
     whole = finished(BASE)
     run_federated(BASE.replace(rounds=3), out_dir=tmp_path)
     (tmp_path / "checkpoints" / "round-00003.safetensors").write_bytes(b"torn")
