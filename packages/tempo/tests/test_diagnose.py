@@ -6,6 +6,7 @@ from neurips26.tempo import claims, critic, diagnose, pictures
 from neurips26.tempo.diagnose import changed_actors
 
 
+@pytest.mark.slow
 def test_changed_actors_are_what_their_names_say(ckpt):
     obs = np.random.default_rng(0).normal(size=(300, 48)).astype(np.float32)
     actors = changed_actors(ckpt, obs)
