@@ -298,3 +298,14 @@ def test_rules_by_blocks_by_hand(waves):
         assert member["alpha"] == grid.alphas[int(column.argmin())]
     # On validation the same rule may take other penalties; its fits are the same ones.
     assert np.array_equal(plain[0].val, grids[0].val)
+
+
+def test_a_block_without_a_whole_window_is_no_fold(waves):
+    """On a short series the first of the four blocks may be shorter than a window: three are judged on."""
+    short = split("short", waves.values[:300], ("a", "b"), waves.spec)
+    rows = short.val_end
+    lookback = rows // 4 - 5
+    [grid] = with_folds([candidates(short, lookback, 12)], short, 12)
+    assert grid.folds is not None and len(grid.folds) == 3 and np.isfinite(grid.folds[:, 0]).all()
+    with pytest.raises(ValueError, match="in two of 4 blocks"):
+        with_folds([candidates(short, lookback, 12)], short, 150)

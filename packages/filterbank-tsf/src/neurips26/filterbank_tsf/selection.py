@@ -226,12 +226,21 @@ def chosen_forecaster(data: LTSFData, horizon: int, grids: Sequence[Candidates])
 
 
 def _blocks(data: LTSFData, horizon: int, longest: int) -> list[WindowStats]:
-    """Statistics of contiguous blocks of the rows before the test part; a window belongs to the block of its target."""
+    """Statistics of contiguous blocks of the rows before the test part; a window belongs to the block of its target.
+
+    The first block has no rows before it: of a short series it may be shorter than a window, so that no target lies in
+    it. Then it is no block to judge on, and its rows are look-backs of the second.
+    """
     rows = data.values[: data.val_end]
     edges = np.linspace(0, len(rows), REHEARSAL_BLOCKS + 1).astype(int).tolist()
-    return [
-        WindowStats.from_series(rows[max(0, a - longest) : b], longest, horizon) for a, b in itertools.pairwise(edges)
-    ]
+    spans = [(max(0, a - longest), b) for a, b in itertools.pairwise(edges)]
+    held = [(a, b) for a, b in spans if b - a >= longest + horizon]
+    if len(held) < 2:
+        raise ValueError(
+            f"data: expected rows for windows of {longest} + {horizon} in two of {REHEARSAL_BLOCKS} blocks before the "
+            f"test part, got {len(rows)} rows"
+        )
+    return [WindowStats.from_series(rows[a:b], longest, horizon) for a, b in held]
 
 
 def _without(blocks: Sequence[WindowStats], left_out: Sequence[int]) -> WindowStats:
@@ -272,7 +281,7 @@ def rehearse(data: LTSFData, horizon: int, lookbacks: Sequence[int], norm: str =
     """
     blocks = _blocks(data, horizon, max(lookbacks))
     fits: dict[tuple[int, int], list[Candidates]] = {}  # (judged on, left out beside it): a grid a look-back
-    for pair in itertools.combinations(range(REHEARSAL_BLOCKS), 2):
+    for pair in itertools.combinations(range(len(blocks)), 2):
         rest = _without(blocks, pair)
         for n in lookbacks:
             held = [blocks[i].shorter(n).normalised(norm) for i in pair]
@@ -281,7 +290,7 @@ def rehearse(data: LTSFData, horizon: int, lookbacks: Sequence[int], norm: str =
                 fits.setdefault(sides, []).append(grid)
     out: list[dict[str, object]] = []
     for val, test in fits:
-        seen = [b for b in range(REHEARSAL_BLOCKS) if b != test]
+        seen = [b for b in range(len(blocks)) if b != test]
         grids = [
             replace(grid, folds=np.array([fits[b, test][i].val for b in seen]))
             for i, grid in enumerate(fits[val, test])
