@@ -50,6 +50,8 @@ class Eval:
 
         ckpt = _policy(self.robot, self.checkpoint)
         names = tuple(dict.fromkeys(("nominal", *self.shift)))  # the nominal condition is always beside a shift
+        for name in names:  # a bad one is named before the first is run
+            shifts.of_severity(self.robot, name, self.severity)
         table = evaluate(
             ckpt, names, self.methods, range(self.robots), self.severity, ticks=self.ticks, episodes=self.episodes
         )
