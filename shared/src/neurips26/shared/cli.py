@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from rich import filesize
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -212,9 +213,8 @@ class Data:
                     failed += self.action == "check" and where is None
                 except (DataMissing, data.ChecksumError, OSError) as error:
                     state, failed = str(error), failed + 1
-                head = (
-                    f"[bold]{escape(f'{paper.slug}/{item.name}')}[/]  {item.size / 1e6:.1f} MB, {escape(item.licence)}"
-                )
+                size = filesize.decimal(item.size)
+                head = f"[bold]{escape(f'{paper.slug}/{item.name}')}[/]  {size}, {escape(item.licence)}"
                 # A path or an address is one line, whatever the terminal's width: it is there to be copied.
                 out.print(f"{head}\n    {escape(state)}", highlight=False, soft_wrap=True)
         return 1 if failed else 0
