@@ -178,6 +178,10 @@ def test_bad_input(x):
     bad[0, 7, 0] = float("nan")
     with pytest.raises(ValueError, match="NaN or infinity in row 7 of problem 0"):
         prepare(bad, "euclidean")
+    with pytest.raises(ValueError, match="x: problem 0: row 0: expected squared distances to the mean"):
+        prepare(torch.from_numpy(x[None] * np.float32(1e20)), "euclidean")
+    with pytest.raises(ValueError, match="x: problem 0: expected squared distances to the mean"):
+        prepare(torch.from_numpy(x[None] * np.float32(1e-25)), "euclidean")
     with pytest.raises(ValueError, match="lengths: expected at most N=260, got 261 for problem 0"):
         batched(x[None], 3, lengths=[261])
     with pytest.raises(ValueError, match=r"weights: expected finite, non-negative numbers of shape \(B=1, N=260\)"):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from neurips26.flash_kmeans import kmeans
+from neurips26.flash_kmeans import assign, batched_kmeans, kmeans
 from neurips26.flash_kmeans.plan import cpu_plan
 from neurips26.flash_kmeans.rows import rows_of, summarise
 
@@ -98,3 +98,35 @@ def test_a_file_cut_while_it_is_read(tmp_path, x):
         file.truncate(1000)
     with pytest.raises(ValueError, match="the file ended while rows 0 to 2000 were read"):
         rows.read(0, 2000)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("dtype", "large", "small"), [(np.float32, 1e19, 1e-25), (np.float64, 1e155, 1e-165)])
+def test_squares_out_of_range_are_an_error(dtype, large, small):
+    """They would overflow or vanish, and every label would be 0 without a word."""
+    x = np.random.default_rng(0).normal(size=(300, 4))
+    for call in (
+        lambda y: kmeans(y, 2, seed=0),
+        lambda y: batched_kmeans(y[None], 2, seed=0),
+        lambda y: assign(y, y[:2]),
+    ):
+        with pytest.raises(ValueError, match=r"row 0: expected squared distances to the mean .* got more than"):
+            call((x * large).astype(dtype))
+        with pytest.raises(ValueError, match=r"expected squared distances to the mean .* scale the data"):
+            call((x * small).astype(dtype))
+    with pytest.raises(ValueError, match="c: row 0: expected squared distances"):
+        assign(x.astype(dtype), np.array([[0.0] * 4, [large] * 4]).astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_scales_within_range_change_nothing(dtype):
+    """Powers of two are exact, so labels stay and centroids scale; equal points are no error at any scale."""
+    x = np.random.default_rng(0).normal(size=(300, 4)).astype(dtype)
+    start = kmeans(x, 3, seed=0)
+    for scale in (2.0**-55, 2.0**55):
+        found = kmeans(x * dtype(scale), 3, seed=0)
+        assert (found.labels == start.labels).all()
+        np.testing.assert_array_equal(found.centroids, start.centroids * dtype(scale))
+    for value in (0.0, 1e-30, 1e30):
+        with pytest.warns(UserWarning, match="fewer different points"):
+            assert kmeans(np.full((20, 3), value, dtype), 2, seed=0).inertia == 0.0

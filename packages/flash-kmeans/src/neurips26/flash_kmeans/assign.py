@@ -10,7 +10,7 @@ import torch
 from neurips26.flash_kmeans.cpu_assign import kernel_assign
 from neurips26.flash_kmeans.cpu_kernels import kernels
 from neurips26.flash_kmeans.loop import METRICS, PRECISIONS, like, target_device
-from neurips26.flash_kmeans.rows import UnitRows, rows_of, summarise
+from neurips26.flash_kmeans.rows import UnitRows, largest_square, raise_out_of_range, rows_of, summarise
 from neurips26.shared.arrays import check_choice
 
 __all__ = ["assign", "inertia"]
@@ -48,7 +48,9 @@ def assign(
     rows = rows_of(x)
     centroids = as_centroids(c, rows.d, rows.dtype)
     if check_finite:
-        summarise(rows)
+        mean = summarise(rows).mean
+        if metric == "euclidean":
+            _check_centroids(centroids, mean)
     if metric == "cosine":
         rows, centroids = UnitRows(rows), UnitRows(rows_of(centroids)).read(0, len(centroids))
     labels = _target(out, rows.n)
@@ -98,6 +100,15 @@ def as_centroids(c: Any, d: int, dtype: np.dtype, name: str = "c") -> np.ndarray
             f"{name}: expected finite numbers, got NaN or infinity in row {int(np.argmax(~np.isfinite(array).all(1)))}"
         )
     return np.ascontiguousarray(array, dtype=dtype)
+
+
+def _check_centroids(centroids: np.ndarray, mean: np.ndarray) -> None:
+    """Refuse centroids so far apart, or so far from the points' `mean` `(D,)`, that squared distances overflow."""
+    with np.errstate(over="ignore"):
+        wide = np.vstack([centroids, mean]).astype(np.float64) - centroids.mean(axis=0, dtype=np.float64)
+        over = ~(np.square(wide).sum(axis=1) <= largest_square(centroids.dtype))
+    if over.any():
+        raise_out_of_range(f"c: row {min(int(np.argmax(over)), len(centroids) - 1)}", centroids.dtype, "above")
 
 
 def _target(out: Any, n: int) -> np.ndarray:

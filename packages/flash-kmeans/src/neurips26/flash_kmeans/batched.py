@@ -23,7 +23,7 @@ from neurips26.flash_kmeans.loop import (
     like,
     target_device,
 )
-from neurips26.flash_kmeans.rows import ArrayRows, UnitRows
+from neurips26.flash_kmeans.rows import ArrayRows, UnitRows, check_range
 from neurips26.shared.arrays import check_choice, check_int, check_real
 
 __all__ = ["batched_kmeans"]
@@ -309,7 +309,10 @@ def _summaries(points, count, weight, unit, check):
     for p, c in enumerate(count):
         rows = points[p, :c]
         mean[p] = rows.mean(axis=0, dtype=np.float64)
-        variance[p] = np.square(rows - mean[p].astype(rows.dtype)).mean(dtype=np.float64)
+        with np.errstate(over="ignore", under="ignore"):
+            variance[p] = np.square(rows - mean[p].astype(rows.dtype)).mean(dtype=np.float64)
+        if check:
+            check_range(ArrayRows(rows), float(variance[p] * rows.size), mean[p], f"x: problem {p}")
     share = inside.astype(float) if weight is None else np.where(inside, weight, 0).astype(float)
     zero = (share * ~points.any(axis=2)).sum(axis=1) if unit else np.zeros(len(points))
     return mean, variance, None, share.sum(axis=1), zero

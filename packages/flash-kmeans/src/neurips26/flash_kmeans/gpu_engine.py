@@ -20,7 +20,7 @@ from neurips26.flash_kmeans.gpu_plan import ARCHITECTURES, Device, plan_update
 from neurips26.flash_kmeans.gpu_update import launch_update
 from neurips26.flash_kmeans.init import initial_centroids
 from neurips26.flash_kmeans.precision import Assigned, assign_points
-from neurips26.flash_kmeans.rows import Rows, summarise
+from neurips26.flash_kmeans.rows import Rows, largest_square, raise_out_of_range, summarise
 from neurips26.flash_kmeans.stream import ChunkStream
 
 __all__ = ["GpuEngine", "batched_on_gpu", "device_loop", "device_plus_plus", "fits", "kmeans_resident"]
@@ -57,7 +57,7 @@ def prepare(
 
     Raises:
         TypeError: a type that has no GPU path.
-        ValueError: NaN or infinity.
+        ValueError: NaN or infinity, or squared distances to the mean that float32 cannot hold.
     """
     if x.dtype == torch.float64:
         raise TypeError(
@@ -89,9 +89,27 @@ def prepare(
         squares += part.square_().sum(dim=(1, 2), dtype=torch.float64)
     size = (n if lengths is None else lengths) * d
     variance = (squares / size).float()
+    if check_finite and metric != "cosine":
+        _check_range(x, mean, squares, inside)
     if metric != "cosine" and center and x.dtype == torch.float32:
         return x - mean[:, None], mean, variance
     return x, torch.zeros_like(mean), variance
+
+
+def _check_range(x: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor, inside: torch.Tensor | None) -> None:
+    """`rows.check_range` for a batch on the device; `squares` `(B,)` are the sums of squared distances to `mean` `(B, D)`."""
+    single = np.dtype(np.float32)
+    limit, tiny = largest_square(single), float(np.finfo(single).tiny)
+    for p in torch.nonzero(~((squares >= tiny * x.shape[1]) & (squares <= limit))).flatten().tolist():
+        rows = x[p].double() if inside is None else x[p][inside[p]].double()
+        if not len(rows):
+            continue
+        each = (rows - mean[p]).square_().sum(dim=1)
+        over = ~(each <= limit)
+        if bool(over.any()):
+            raise_out_of_range(f"x: problem {p}: row {int(torch.nonzero(over)[0])}", single, "above")
+        if float(each.mean()) < tiny and bool((rows != rows[0]).any()):
+            raise_out_of_range(f"x: problem {p}", single, "below")
 
 
 def device_plus_plus(

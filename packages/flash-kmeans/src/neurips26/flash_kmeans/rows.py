@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ __all__ = [
     "Summary",
     "TensorRows",
     "UnitRows",
+    "check_range",
+    "largest_square",
+    "raise_out_of_range",
     "rows_of",
     "scatter_about",
     "summarise",
@@ -297,7 +300,8 @@ def summarise(rows: Rows, weights: np.ndarray | None = None, *, check_finite: bo
     """Mean, variance and finiteness in one pass, in float64 around the mean of the first rows.
 
     Raises:
-        ValueError: NaN or infinity; the message names the first bad row.
+        ValueError: NaN or infinity (the message names the first bad row), or squared distances that the compute type cannot
+            hold.
     """
     engine = kernels(rows.dtype)
     first, second = np.zeros(rows.d), np.zeros(rows.d)
@@ -309,7 +313,7 @@ def summarise(rows: Rows, weights: np.ndarray | None = None, *, check_finite: bo
             shift = np.where(np.isfinite(guess), guess, 0).astype(rows.dtype)
         engine.moments(block, shift, first, second)
         if check_finite and not np.isfinite(second.sum()):
-            _name_bad_row(block, start, name)
+            _refuse_not_finite(block, start, name)
         if weights is not None:
             w = weights[start : start + len(block)].astype(np.float64)
             y = block.astype(np.float64) - shift
@@ -322,6 +326,8 @@ def summarise(rows: Rows, weights: np.ndarray | None = None, *, check_finite: bo
     if rows.n == 0:
         return Summary(np.zeros(rows.d), 0.0, 0.0, 0.0, 0.0)
     offset = first / rows.n
+    if check_finite:
+        check_range(rows, float(second.sum()), shift + offset, name)
     squares = max(float((second - rows.n * offset * offset).sum()), 0.0)
     centre = shift.astype(np.float64) + offset
     variance = squares / (rows.n * rows.d)
@@ -341,8 +347,8 @@ def scatter_about(rows: Rows, centre: np.ndarray, weights: np.ndarray | None = N
     return total
 
 
-def _name_bad_row(block: np.ndarray, start: int, name: str) -> None:
-    """Say which row made the sums overflow."""
+def _refuse_not_finite(block: np.ndarray, start: int, name: str) -> None:
+    """Say which row holds NaN or infinity, if one does."""
     bad = ~np.isfinite(block).all(axis=1)
     if bad.any():
         row = int(np.argmax(bad))
@@ -350,3 +356,44 @@ def _name_bad_row(block: np.ndarray, start: int, name: str) -> None:
         raise ValueError(
             f"{name}: expected finite numbers, got {value} in row {start + row} (Input contains NaN or infinity)"
         )
+
+
+def largest_square(dtype: np.dtype) -> float:
+    """The largest squared distance to the mean that leaves room for `||c||^2 - 2 <x, c>` and a trial centroid beyond."""
+    return float(np.finfo(dtype).max) / 16
+
+
+def check_range(rows: Rows, squares: float, centre: np.ndarray, name: str) -> None:
+    """Refuse squared distances that overflow (they compare as infinite) or vanish (as ties): either gives wrong labels.
+
+    Args:
+        squares: a bound of the sum of all squared distances to `centre` `(D,)`; rows are looked at one by one only where
+            it leaves open whether each is within range.
+
+    Raises:
+        ValueError: the message says what to do.
+    """
+    limit, tiny = largest_square(rows.dtype), float(np.finfo(rows.dtype).tiny)
+    if tiny * rows.n <= squares <= limit:
+        return
+    first, same, total = rows.read(0, 1), True, 0.0
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        for start, block in rows.blocks(BLOCK):
+            each = np.square(block.astype(np.float64) - centre).sum(axis=1)
+            over = ~(each <= limit)  # NaN where the mean itself is beyond float64
+            if over.any():
+                raise_out_of_range(f"{name}: row {start + int(np.argmax(over))}", rows.dtype, "above")
+            same = same and bool((block == first).all())
+            total += float(each.sum())
+    if not same and total < tiny * rows.n:
+        raise_out_of_range(name, rows.dtype, "below")
+
+
+def raise_out_of_range(where: str, dtype: np.dtype, side: str) -> NoReturn:
+    """The error about squared distances that the compute type cannot hold."""
+    low, high = float(np.finfo(dtype).tiny), largest_square(dtype)
+    advice = "scale the data" + (" or pass float64" if dtype == np.float32 else "")
+    raise ValueError(
+        f"{where}: expected squared distances to the mean between {low:.2g} and {high:.2g} ({dtype}), "
+        f"got {f'more than {high:.2g}' if side == 'above' else f'a mean below {low:.2g}'}: {advice}"
+    )
