@@ -236,6 +236,36 @@ def test_tune_and_changed_code(fake_paper, tmp_path):
     assert is_stale(record, paper)
 
 
+def test_shipped_files_are_part_of_the_digest(fake_paper, tmp_path):
+    """Other weights or other settings are other numbers; what tuning chose is a result of the tune record alone."""
+    folder = fake_paper / "neurips26/fake_paper"
+    (folder / "chosen.json").write_text("{}")
+    descriptor = folder / "paper.toml"
+    descriptor.write_text(descriptor.read_text() + 'tuned = ["chosen.json"]\n')
+    paper = registry.find("fake-paper")
+    tune, cpu = (run_tier(paper, tier, tmp_path) for tier in ("tune", "cpu"))
+    descriptor.write_text(descriptor.read_text() + "# a remark\n")
+    assert not is_stale(tune, paper) and not is_stale(cpu, paper)
+    (folder / "chosen.json").write_text('{"lr": 1}')
+    assert not is_stale(tune, paper) and is_stale(cpu, paper)
+    (folder / "chosen.json").write_text("{}")
+    (folder / "weights.safetensors").write_bytes(b"weights")
+    assert is_stale(tune, paper) and is_stale(cpu, paper)
+
+
+def _own_name(tune, cpu, name, lr):
+    """The tune record calls ours by its own name."""
+    grid = tune["grids"][0]
+    grid["chosen"] = {name: {"lr": 0.1}, "base": {"lr": 0.2}}
+    cpu["claims"][0]["ours"]["setting"] = {"method": name, "lr": lr}
+
+
+def _a_part(tune, cpu, lr):
+    """A setting for one data set of two."""
+    tune["grids"][0]["chosen"] = {"ours/digits": {"lr": 0.1}, "base": {"lr": 0.2}}
+    cpu["claims"][0]["ours"]["setting"] = {"digits": {"lr": lr}, "faces": {"lr": 9.0}}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -254,6 +284,17 @@ def test_tune_and_changed_code(fake_paper, tmp_path):
             "expected none that the grid rates has seen",
         ),
         (lambda tune, cpu: cpu["claims"][0]["ours"]["setting"].update(lr=0.4), "the run used {'lr': 0.4}"),
+        (lambda tune, cpu: _own_name(tune, cpu, "frank", 0.1), ""),
+        (lambda tune, cpu: _own_name(tune, cpu, "frank", 0.4), "the run used {'method': 'frank', 'lr': 0.4}"),
+        (lambda tune, cpu: _a_part(tune, cpu, 0.1), ""),
+        (
+            lambda tune, cpu: _a_part(tune, cpu, 0.4),
+            "ours: the tune record chose {'lr': 0.1}, the run used {'lr': 0.4}",
+        ),
+        (
+            lambda tune, cpu: tune["grids"][0].update(chosen={"ours on digits": {"lr": 0.1}}),
+            "tuned_by: expected settings chosen by rates in the row's series ['base', 'ours']",
+        ),
     ],
 )
 def test_verify_compares_a_record_with_its_tuning(fake_paper, tmp_path, change, message):

@@ -39,6 +39,8 @@ __all__ = [
 
 SCHEMA = 1
 
+#: Files of a paper that change no number.
+_NOT_NUMERIC = ("paper.toml", "py.typed")
 #: Modules of the shared package that can change a number; the rest presents, stores or starts.
 _NUMERIC_SHARED = ("claims", "stats", "seeding", "context", "bench", "threads", "backbones", "federated")
 
@@ -74,10 +76,12 @@ def _code_digest(path: Path, _mtime: int, _size: int) -> str:
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
 
 
-def source_digest(paper: Paper) -> str:
-    """Digest over the paper's modules (its command line apart) and the shared modules that it imported or names.
+def source_digest(paper: Paper, tier: str) -> str:
+    """Digest over what a tier's numbers depend on: the paper's modules (its command line apart), the files that it ships
+    beside them (checkpoints, chosen settings), and the shared modules that it imported or names.
 
-    Federated and backbone modules count only where the paper's sources mention them.
+    Federated and backbone modules count only where the paper's sources mention them. What the tune record chose counts in
+    every tier but its own: there it is a result.
     """
     assert paper.root is not None
     parts = []
@@ -87,6 +91,10 @@ def source_digest(paper: Paper) -> str:
             continue
         text += path.read_text("utf-8")
         parts.append(f"{path.relative_to(paper.root)} {code_digest(path)}")
+    for path in sorted(p for p in paper.root.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
+        name = path.relative_to(paper.root).as_posix()
+        if path.suffix != ".py" and name not in _NOT_NUMERIC and not (tier == "tune" and name in paper.tuned):
+            parts.append(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}")
     shared_root = Path(__file__).parent
     for name in _NUMERIC_SHARED:
         if (
@@ -210,7 +218,7 @@ def run_tier(
     functions = paper.tuning_functions() if tier == "tune" else paper.claim_functions(tier)
     _check_only(only, functions, tier)
     with runs.lock(folder):
-        source = source_digest(paper)
+        source = source_digest(paper, tier)
         stamp = folder / "source.json"
         everything = force and not only
         if everything or (stamp.exists() and runs.read_json(stamp)["source"] != source):
@@ -416,4 +424,4 @@ def is_stale(record: dict[str, Any], paper: Paper) -> bool:
         return False
     declared = {d.name: d.sha256 for d in paper.data}
     changed_data = any(declared.get(name) != digest for name, digest in record["hashes"]["data"].items())
-    return changed_data or record["hashes"]["source"] != source_digest(paper)
+    return changed_data or record["hashes"]["source"] != source_digest(paper, record["tier"])

@@ -35,6 +35,7 @@ class Paper:
         claims: module with the claim functions.
         cli: ``module:function`` of its own verbs, or "".
         data: declared data sets.
+        tuned: files of the package that hold what the tune record chose, relative to `root`.
         error: why the descriptor could not be read ("" when it could).
         root: folder of the package's modules.
     """
@@ -50,6 +51,7 @@ class Paper:
     claims: str = ""
     cli: str = ""
     data: tuple[DataSet, ...] = ()
+    tuned: tuple[str, ...] = ()
     error: str = ""
     root: Path | None = field(default=None, compare=False)
 
@@ -96,6 +98,7 @@ def _read(slug: str, module: str) -> Paper:
         root = Path(next(iter(spec.submodule_search_locations)))
         described = tomllib.loads((root / "paper.toml").read_text("utf-8"))
         data = tuple(DataSet(dir=d.pop("dir", slug), **d) for d in described.pop("data", []))
-        return Paper(slug=slug, module=module, data=data, root=root, **described)
+        tuned = tuple(described.pop("tuned", []))
+        return Paper(slug=slug, module=module, data=data, tuned=tuned, root=root, **described)
     except Exception as error:  # a broken paper is listed, whatever is wrong with it
         return Paper(slug=slug, module=module, error=f"{type(error).__name__}: {error}")

@@ -148,7 +148,8 @@ def _against_tuning(record: dict[str, Any], path: Path) -> list[str]:
         grids = {}  # named when its own turn comes
     problems = []
     for grid in grids.values():
-        budgets = Counter(cell["method"] for cell in grid["cells"] if grid["chosen"].get(cell["method"]))
+        tuned = {_series_and_part(name)[0] for name, setting in grid["chosen"].items() if setting}
+        budgets = Counter(cell["method"] for cell in grid["cells"] if _series_and_part(cell["method"])[0] in tuned)
         if len(set(budgets.values())) > 1:
             problems.append(
                 f"{path.parent.name}/{tune.name}: {grid['id']}: expected one budget, got {dict(budgets)} cells"
@@ -165,13 +166,53 @@ def _against_tuning(record: dict[str, Any], path: Path) -> list[str]:
         seen = sorted({cell["seed"] for cell in grid["cells"]} & set(row["seeds"]) - {0})
         if seen:
             problems.append(f"{name}: seeds: expected none that the grid {grid['id']} has seen, got {seen}")
-        methods = {"ours": row["ours"], **row["baselines"]}
-        for method, setting in grid["chosen"].items():
-            used = (methods.get(method) or {}).get("setting", setting)
-            differing = {k: v for k, v in setting.items() if k in used and used[k] != v}
-            if differing:
-                problems.append(f"{name}: {method}: the tune record chose {differing}, the run used {used}")
+        problems += [f"{name}: {problem}" for problem in _untuned_settings(row, grid)]
     return problems
+
+
+def _untuned_settings(row: dict[str, Any], grid: dict[str, Any]) -> list[str]:
+    """Settings of a row's series that differ from what its grid chose; a row of which nothing can be compared is one, too.
+
+    A chosen setting belongs to the series of its name; ours is found as "ours" and under the method's own name. What was
+    chosen for one data set stands as "series/data set", and in the series' setting under the data set's name.
+    """
+    series = {"ours": row["ours"], **row["baselines"]}
+    own = _own_name(row)
+    problems, compared = [], 0
+    for chosen, setting in grid["chosen"].items():
+        method, part = _series_and_part(chosen)
+        used = (series.get("ours" if method == own else method) or {}).get("setting")
+        if used is None:
+            continue
+        used = used.get(part) if part else used
+        if not isinstance(used, dict):
+            problems.append(f"{method}: the tune record chose {setting} for {part}, the run names no setting for it")
+            continue
+        common = setting.keys() & used.keys()
+        compared += len(common)
+        differing = {k: setting[k] for k in sorted(common) if used[k] != setting[k]}
+        if differing:
+            problems.append(f"{method}: the tune record chose {differing}, the run used {used}")
+    if not compared and not problems:
+        problems.append(
+            f"tuned_by: expected settings chosen by {grid['id']} in the row's series {sorted(series)}, got none of "
+            f"{sorted(grid['chosen'])[:8]}"
+        )
+    return problems
+
+
+def _own_name(row: dict[str, Any]) -> str:
+    """The method that a row calls "ours": as its setting names it, else the one of its cells that no baseline is."""
+    setting = (row["ours"] or {}).get("setting", {})
+    named = setting.get("method", setting.get("policy"))
+    others = {cell["method"] for cell in row["cells"]} - row["baselines"].keys()
+    return named or (others.pop() if len(others) == 1 else "ours")
+
+
+def _series_and_part(name: str) -> tuple[str, str]:
+    """Split the name of a chosen setting: `dlinear/ETTh1` is what was chosen for dlinear on ETTh1."""
+    series, _, part = name.partition("/")
+    return series, part
 
 
 class _FirstCell(Exception):
