@@ -63,6 +63,14 @@ def test_intervals_are_nested_in_the_level(values, level):
         assert lower <= low + 1e-9 and high <= higher + 1e-9
 
 
+@given(st.lists(st.floats(-100, 100), min_size=20, max_size=40), st.floats(0.5, 0.999))
+def test_many_values_never_narrow_the_interval(values, level):
+    """From 20 values on it holds both the t interval and the bootstrap's."""
+    _, low, high = stats.mean_interval(values, level)
+    for _, lower, higher in (stats.paired_t(values, level), stats.bootstrap(values, level)):
+        assert low <= lower + 1e-12 and higher - 1e-12 <= high
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize("bad", [[], [float("nan")], [[1.0, 2.0]]])
 def test_bad_values_are_named(bad):

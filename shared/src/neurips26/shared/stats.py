@@ -29,7 +29,7 @@ __all__ = [
 
 Interval = tuple[float, float, float]
 
-#: Below this many paired values the t interval is used, from it on the bootstrap (house rule).
+#: From this many values on the bootstrap is looked at beside the t interval.
 SMALL_SAMPLE = 20
 
 #: Fixed stream for the bootstrap, so that a verdict recomputed from a record is the same verdict.
@@ -91,9 +91,16 @@ def block_bootstrap(values: ArrayLike, block: int, level: float = 0.95, draws: i
 
 
 def mean_interval(values: ArrayLike, level: float = 0.95) -> Interval:
-    """The house's interval of a mean: t below 20 values, bootstrap from 20 on."""
-    small = np.size(np.asarray(values)) < SMALL_SAMPLE
-    return paired_t(values, level) if small else bootstrap(values, level)
+    """The house's interval of a mean: Student's t, and from 20 values on at each end the wider of t and bootstrap.
+
+    The percentile bootstrap alone is too narrow at the levels that Holm's procedure asks for: of 24 normal values at level
+    .9964 it misses the mean 3.7 times as often as it may. It is kept beside t for what t does not see, skewness.
+    """
+    mean, low, high = paired_t(values, level)
+    if np.size(np.asarray(values)) >= SMALL_SAMPLE:
+        _, lower, higher = bootstrap(values, level)
+        low, high = min(low, lower), max(high, higher)
+    return mean, low, high
 
 
 def clopper_pearson(successes: int, trials: int, level: float = 0.95) -> Interval:
