@@ -149,7 +149,19 @@ def test_inertia():
         (lambda: assign([[1.0]], [[0.0]], metric="cosin"), ValueError, r"did you mean 'cosine'"),
         (lambda: assign([[1.0]], [[0.0]], precision="exact"), ValueError, r"precision: expected one of 'ieee'"),
         (lambda: assign([[1.0]], [[0.0]], out=np.zeros(1)), ValueError, r"out: expected a contiguous int32 array"),
-        (lambda: inertia([[1.0]], [[0.0]], labels=[3]), ValueError, r"labels: expected \(N=1,\) values in 0..0"),
+        (lambda: inertia([[1.0]], [[0.0]], labels=[3]), ValueError, r"labels: expected values in 0\.\.0, got 3\.\.3"),
+        (
+            lambda: inertia([[1.0]], [[0.0]], labels=[0.5]),
+            ValueError,
+            r"labels: expected \(N=1,\) integers, got float64",
+        ),
+        (lambda: inertia([[1.0]], [[0.0]], labels=np.array([2**32])), ValueError, r"labels: expected values in 0\.\.0"),
+        (lambda: inertia([[np.nan]], [[0.0]], labels=[0]), ValueError, r"x: expected finite numbers, got nan in row 0"),
+        (
+            lambda: assign(np.ones((2, 2), np.float32), [[1.0, 1.0], [1e39, 0.0]]),
+            ValueError,
+            r"c: row 1: expected squared distances",
+        ),
     ],
 )
 def test_bad_input(call, error, message):

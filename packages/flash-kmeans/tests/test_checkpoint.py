@@ -62,6 +62,12 @@ def test_refused(tmp_path, x):
         kmeans(x + 1, 5, seed=0, checkpoint=tmp_path / "c", resume=True)
     with pytest.raises(ValueError, match="belongs to other data or settings"):
         kmeans(x, 6, seed=0, checkpoint=tmp_path / "c", resume=True)
+    one_row, swapped = x.copy(), x.copy()
+    one_row[777, 3] += 1
+    swapped[[10, 3000]] = x[[3000, 10]]
+    for other_rows in (one_row, swapped):
+        with pytest.raises(ValueError, match="belongs to other data or settings"):
+            kmeans(other_rows, 5, seed=0, checkpoint=tmp_path / "c", resume=True)
     for other in (dict(weights=np.arange(4000)), dict(center=False), dict(metric="cosine")):
         with pytest.raises(ValueError, match="belongs to other data or settings"):
             kmeans(x, 5, seed=0, checkpoint=tmp_path / "c", resume=True, **other)

@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import make_pipeline
@@ -44,6 +45,13 @@ def test_best_of_several_runs(digits):
     one = [KMeans(10, init="random", n_init=1, random_state=s, max_iter=3).fit(digits).inertia_ for s in range(3)]
     many = KMeans(10, init="random", random_state=0, max_iter=3).fit(digits)
     assert many.inertia_ <= max(one) and (many.labels_ == many.predict(digits)).all()
+
+
+def test_one_run_from_given_centroids(digits):
+    """As in scikit-learn, whatever holds them."""
+    start = digits[:4]
+    fits = [KMeans(4, init=init, max_iter=3).fit(digits) for init in (start, start.tolist(), torch.from_numpy(start))]
+    assert all((fit.labels_ == fits[0].labels_).all() for fit in fits)
 
 
 def test_save_and_load(tmp_path, digits):

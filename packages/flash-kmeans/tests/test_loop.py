@@ -189,6 +189,12 @@ def test_same_as_scikit_learn(digits):
         (dict(k=2, weights=[1, 1]), r"weights: expected shape \(N=5,\), got \(2,\)"),
         (dict(k=2, weights=[1, 1, -1, 1, 1]), "weights: expected non-negative numbers, got -1.0 at 2"),
         (dict(k=2, weights=[0] * 5), "weights: expected at least one positive"),
+        (
+            dict(k=2, weights=[1e39, 1, 1, 1, 1]),
+            "weights: expected 0 or a number between 1.2e-38 and .*, got 1e\\+39 at 0",
+        ),
+        (dict(k=2, weights=[1e-46] * 5), "weights: expected 0 or a number between 1.2e-38 and"),
+        (dict(k=2, init=[[0.0], [1e200]]), "init: row 1: expected squared distances"),
         (dict(k=2, weights=[1, 1, np.nan, 1, 1]), "weights: expected finite numbers, got nan at 2"),
         (dict(k=2, empty="ignore"), "empty: expected one of 'relocate'"),
         (dict(k=2, device="cuda:7"), r"device: expected one of \d GPUs of this machine, got 'cuda:7'"),

@@ -130,3 +130,18 @@ def test_scales_within_range_change_nothing(dtype):
     for value in (0.0, 1e-30, 1e30):
         with pytest.warns(UserWarning, match="fewer different points"):
             assert kmeans(np.full((20, 3), value, dtype), 2, seed=0).inertia == 0.0
+
+
+def test_wide_integers_keep_their_values():
+    """float32 holds integers up to 2^24 only; 32-bit and wider ones are computed in float64."""
+    x = np.array([[2**24], [2**24 + 1], [2**24 + 2], [2**24 + 3]])
+    found = kmeans(x, 4, init=x, max_iter=3)
+    assert sorted(found.labels) == [0, 1, 2, 3] and found.inertia == 0.0
+    assert kmeans(x.astype(np.int16), 1, seed=0).centroids.dtype == np.float32
+
+
+def test_shards_may_be_given_as_text(tmp_path, x):
+    for i, part in enumerate((x[:900], x[900:])):
+        np.save(tmp_path / f"{i}.npy", part)
+    found = kmeans([str(tmp_path / "0.npy"), str(tmp_path / "1.npy")], 5, init=x[:5], max_iter=3)
+    assert (found.labels == kmeans(x, 5, init=x[:5], max_iter=3).labels).all()

@@ -61,6 +61,11 @@ def test_tensors_stay_tensors():
         (lambda: update_centroids([[1.0]], [0], 0), r"k: expected an integer >= 1, got 0"),
         (lambda: update_centroids([[1.0]], [0], 1, weights=[-1]), r"weights: expected non-negative"),
         (lambda: update_centroids([[1.0]], [0], 1, old=[[1.0, 2.0]]), r"old: expected shape"),
+        (
+            lambda: update_centroids([[1.0]], [0], 1, old=[[np.nan]]),
+            r"old: expected finite numbers, got NaN or infinity",
+        ),
+        (lambda: update_centroids([[1.0], [np.nan]], [0, 0], 1), r"x: expected finite numbers, got nan in row 1"),
     ],
 )
 def test_bad_input(call, message):

@@ -10,7 +10,7 @@ import torch
 from neurips26.flash_kmeans.cpu_assign import kernel_assign
 from neurips26.flash_kmeans.cpu_kernels import kernels
 from neurips26.flash_kmeans.loop import METRICS, PRECISIONS, like, target_device
-from neurips26.flash_kmeans.rows import UnitRows, largest_square, raise_out_of_range, rows_of, summarise
+from neurips26.flash_kmeans.rows import UnitRows, check_labels, largest_square, raise_out_of_range, rows_of, summarise
 from neurips26.shared.arrays import check_choice
 
 __all__ = ["assign", "inertia"]
@@ -77,13 +77,11 @@ def inertia(x: Any, c: Any, labels: Any = None, *, weights: Any = None, metric: 
             raise ValueError("labels: expected None with metric='cosine', got labels")
         distance = np.asarray(assign(x, c, metric=metric, return_distance=True)[1])
     else:
-        given = np.ascontiguousarray(labels, dtype=np.int32)
         centroids = as_centroids(c, rows.d, rows.dtype)
-        if given.shape != (rows.n,) or (rows.n and (given.min() < 0 or given.max() >= len(centroids))):
-            raise ValueError(
-                f"labels: expected (N={rows.n},) values in 0..{len(centroids) - 1}, got shape {given.shape}"
-            )
-        distance = _distances(rows, centroids, given)
+        distance = _distances(rows, centroids, check_labels(labels, rows.n, len(centroids)))
+        if not np.isfinite(distance).all():
+            summarise(rows)  # names a row that is not finite, or out of range
+            raise_out_of_range(f"c: the label of row {int(np.argmax(~np.isfinite(distance)))}", rows.dtype, "above")
     wide = distance.astype(np.float64)
     return float(wide.sum() if weight is None else wide @ weight)
 
@@ -99,7 +97,11 @@ def as_centroids(c: Any, d: int, dtype: np.dtype, name: str = "c") -> np.ndarray
         raise ValueError(
             f"{name}: expected finite numbers, got NaN or infinity in row {int(np.argmax(~np.isfinite(array).all(1)))}"
         )
-    return np.ascontiguousarray(array, dtype=dtype)
+    with np.errstate(over="ignore"):
+        centroids = np.ascontiguousarray(array, dtype=dtype)
+    if not np.isfinite(centroids).all():
+        raise_out_of_range(f"{name}: row {int(np.argmax(~np.isfinite(centroids).all(1)))}", dtype, "above")
+    return centroids
 
 
 def _check_centroids(centroids: np.ndarray, mean: np.ndarray) -> None:

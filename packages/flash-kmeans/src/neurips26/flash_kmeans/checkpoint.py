@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from neurips26.shared.runs import atomic_write_bytes
 
 __all__ = ["Checkpoint"]
 
-FORMAT = "flash-kmeans-checkpoint-1"
+FORMAT = "flash-kmeans-checkpoint-2"
 
 
 class Checkpoint:
@@ -91,11 +92,13 @@ class Checkpoint:
 
 
 def _fingerprint(engine: Any, problem: tuple) -> str:
+    """Digest of the settings, every row in order, and the weights: one more pass over the data, at about 1 GB a second."""
     rows = engine.rows
     digest = hashlib.sha256(repr((rows.n, rows.d, str(rows.dtype), problem)).encode())
-    if rows.n:
-        for start in (0, rows.n // 2, rows.n - 1):
-            digest.update(rows.read(start, start + 1).tobytes())
+    checksum = 0
+    for _, block in rows.blocks():
+        checksum = zlib.crc32(np.ascontiguousarray(block), checksum)
+    digest.update(str(checksum).encode())
     if engine.weights is not None:
         digest.update(np.ascontiguousarray(engine.weights).tobytes())
     return digest.hexdigest()

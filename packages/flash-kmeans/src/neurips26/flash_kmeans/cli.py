@@ -86,6 +86,8 @@ class Predict:
         from neurips26.shared.runs import atomic_path
 
         metric = self.metric
+        if not self.centroids.is_file():
+            raise FileNotFoundError(f"centroids: {self.centroids}: no such file")
         if self.centroids.suffix == ".safetensors":
             model = KMeans.load(self.centroids)
             centroids, metric = model.cluster_centers_, model.metric

@@ -67,7 +67,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         if self.process_group is None and self.n_clusters > len(x):
             raise ValueError(f"n_clusters: expected at most n_samples={len(x)}, got n_clusters={self.n_clusters}")
         if self.n_init == "auto":
-            runs = 10 if callable(self.init) or (self.init == "random" and isinstance(self.init, str)) else 1
+            runs = 10 if callable(self.init) or (isinstance(self.init, str) and self.init == "random") else 1
         else:
             runs = check_int(self.n_init, "n_init", minimum=1)
         generator = np.random.default_rng(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))

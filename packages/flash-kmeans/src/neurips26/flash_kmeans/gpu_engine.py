@@ -64,6 +64,10 @@ def prepare(
             "x: expected float32, float16 or bfloat16 on a GPU, got float64 (the CPU computes it in float64)"
         )
     if x.dtype not in _SUPPORTED:
+        if x.dtype in (torch.int32, torch.int64) and x.numel() and int(x.abs().max()) > 2**24:
+            raise TypeError(
+                f"x: expected integers up to 2^24 on a GPU, which computes in float32, got {int(x.abs().max())}"
+            )
         x = x.float()
     b, n, d = x.shape
     count: torch.Tensor | int = n
@@ -74,8 +78,9 @@ def prepare(
     if check_finite:
         bad = ~torch.isfinite(x.sum(dim=-1, dtype=torch.float32))
         if bool(bad.any()):
-            problem, row = (int(v) for v in torch.nonzero(bad)[0])
-            if not bool(torch.isfinite(x[problem, row]).all()):
+            bad &= ~torch.isfinite(x).all(dim=-1)  # finite rows whose sum overflows are judged by their range below
+            if bool(bad.any()):
+                problem, row = (int(v) for v in torch.nonzero(bad)[0])
                 raise ValueError(f"x: expected finite numbers, got NaN or infinity in row {row} of problem {problem}")
     if metric == "cosine":
         x = torch.nn.functional.normalize(x.float(), dim=-1).to(x.dtype)

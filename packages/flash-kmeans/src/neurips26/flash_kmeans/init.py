@@ -11,7 +11,7 @@ import numpy as np
 from neurips26.flash_kmeans.choices import DEFAULTS, Choices
 from neurips26.flash_kmeans.cpu_assign import kernel_assign
 from neurips26.flash_kmeans.cpu_kernels import kernels
-from neurips26.flash_kmeans.rows import ArrayRows, Rows
+from neurips26.flash_kmeans.rows import ArrayRows, Rows, largest_square, raise_out_of_range
 
 __all__ = ["initial_centroids", "kmeans_parallel", "kmeans_plus_plus", "random_rows"]
 
@@ -45,6 +45,10 @@ def initial_centroids(
             raise ValueError(
                 f"init: expected finite numbers, got NaN or infinity in row {int(np.argmax(~np.isfinite(chosen).all(1)))}"
             )
+        with np.errstate(over="ignore"):
+            over = ~(np.square(chosen - (0 if centre is None else centre)).sum(axis=1) <= largest_square(rows.dtype))
+        if over.any():
+            raise_out_of_range(f"init: row {int(np.argmax(over))}", rows.dtype, "above")
         return chosen
     methods: dict[str, Callable] = {"k-means++": kmeans_plus_plus, "k-means||": kmeans_parallel, "random": random_rows}
     if init not in methods:

@@ -169,8 +169,8 @@ def kmeans(
     """Cluster the rows of `x` by exact Lloyd iterations.
 
     Args:
-        x: `(N, D)` points: numpy, torch (any device), memory map, path of a `.npy` file, or a list of those. float64 is
-            computed in float64, everything else in float32.
+        x: `(N, D)` points: numpy, torch (any device), memory map, path of a `.npy` file, or a list of those. float64
+            and integers of 32 bits or more are computed in float64, everything else in float32.
         k: number of clusters, `1 <= k <= N`.
         weights: `(N,)` non-negative; a point of weight 0 gets a label but moves no centroid.
         init: `"k-means++"`, `"k-means||"` (for large K), `"random"`, an array `(K, D)` or `f(x, k, generator)`.
@@ -318,6 +318,14 @@ def check_weights(weights: Any, n: int, name: str = "weights", *, partial: bool 
         )
     if n and values.min() < 0:
         raise ValueError(f"{name}: expected non-negative numbers, got {values.min()} at {int(values.argmin())}")
+    single = np.finfo(np.float32)
+    outside = (values > 0) & ~((values >= single.tiny) & (values <= single.max / max(n, 1)))
+    if outside.any():
+        at = int(np.argmax(outside))
+        raise ValueError(
+            f"{name}: expected 0 or a number between {single.tiny:.2g} and {single.max / n:.2g}, got {values[at]} at {at}; "
+            "only their ratios matter: scale them"
+        )
     if n and not partial and not values.any():
         raise ValueError(f"{name}: expected at least one positive number, got all zeros")
     return values

@@ -1,8 +1,8 @@
 """Points that can be read block by block: arrays, tensors, memory maps, `.npy` files and lists of arrays, under one roof.
 
-A block is `(rows, D)` in the compute type (float32, or float64 for float64 input) with neighbouring features neighbours
-in memory. An array that is like that already is never copied; anything else is converted one block at a time, so the extra memory
-stays bounded.
+A block is `(rows, D)` in the compute type with neighbouring features neighbours in memory: float32, or float64 for float64
+and for integers of 32 bits or more. An array that is like that already is never copied; anything else is converted one block
+at a time, so the extra memory stays bounded.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ __all__ = [
     "Summary",
     "TensorRows",
     "UnitRows",
+    "check_labels",
     "check_range",
     "largest_square",
     "raise_out_of_range",
+    "refuse_not_finite",
     "rows_of",
     "scatter_about",
     "summarise",
@@ -84,7 +86,9 @@ def _spans(n: int, size: int, slab: int) -> Iterator[tuple[int, int]]:
 
 
 def _compute_type(dtype: np.dtype) -> np.dtype:
-    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+    """float64 for float64 and for integers that float32 cannot hold (32 bits or more), else float32."""
+    wide = dtype == np.float64 or (dtype.kind in "iu" and dtype.itemsize > 2)
+    return np.dtype(np.float64 if wide else np.float32)
 
 
 class ArrayRows(Rows):
@@ -239,6 +243,7 @@ def rows_of(x: Any, name: str = "x", *, through_file: bool = False, allow_empty:
     Raises:
         TypeError: not numeric, or complex.
         ValueError: not two axes, no rows, no features, or a file shorter than its header says.
+        FileNotFoundError: a path where no file is.
     """
     if isinstance(x, Rows):
         return x
@@ -255,7 +260,7 @@ def rows_of(x: Any, name: str = "x", *, through_file: bool = False, allow_empty:
     elif (
         isinstance(x, (list, tuple))
         and len(x)
-        and all(getattr(part, "ndim", 0) == 2 or isinstance(part, (Path, Rows)) for part in x)
+        and all(getattr(part, "ndim", 0) == 2 or isinstance(part, (str, os.PathLike, Rows)) for part in x)
     ):
         parts = [rows_of(part, f"{name}[{i}]", through_file=through_file) for i, part in enumerate(x)]
         if len({p.d for p in parts}) > 1:
@@ -345,6 +350,26 @@ def scatter_about(rows: Rows, centre: np.ndarray, weights: np.ndarray | None = N
         squares = np.einsum("ij,ij->i", y, y)
         total += float(squares.sum() if weights is None else squares @ weights[start : start + len(block)])
     return total
+
+
+def refuse_not_finite(rows: Rows, name: str) -> None:
+    """Name the first row that holds NaN or infinity, if one does; for callers that met one in their sums."""
+    for start, block in rows.blocks(BLOCK):
+        _refuse_not_finite(block, start, name)
+
+
+def check_labels(labels: Any, n: int, k: int) -> np.ndarray:
+    """`(N,)` contiguous int32 labels in `0..k-1`.
+
+    Raises:
+        ValueError: other shapes, numbers that are no integers, or labels out of range.
+    """
+    given = np.asarray(labels.detach().cpu() if isinstance(labels, torch.Tensor) else labels)
+    if given.dtype.kind not in "iu" or given.shape != (n,):
+        raise ValueError(f"labels: expected (N={n},) integers, got {given.dtype} {given.shape}")
+    if n and (given.min() < 0 or given.max() >= k):
+        raise ValueError(f"labels: expected values in 0..{k - 1}, got {int(given.min())}..{int(given.max())}")
+    return np.ascontiguousarray(given, np.int32)
 
 
 def _refuse_not_finite(block: np.ndarray, start: int, name: str) -> None:

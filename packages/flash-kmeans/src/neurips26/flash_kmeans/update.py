@@ -9,7 +9,7 @@ import torch
 
 from neurips26.flash_kmeans.cpu_kernels import kernels
 from neurips26.flash_kmeans.loop import check_weights, like
-from neurips26.flash_kmeans.rows import BLOCK, Rows, rows_of
+from neurips26.flash_kmeans.rows import BLOCK, Rows, check_labels, refuse_not_finite, rows_of
 from neurips26.shared.arrays import check_int
 
 __all__ = ["cluster_sums", "update_centroids"]
@@ -46,12 +46,10 @@ def update_centroids(
         return ops.update_centroids(x, labels, k, weights, old, deterministic, return_mass)
     family = x if isinstance(x, torch.Tensor) else None
     rows = rows_of(x)
-    given = np.asarray(labels.detach().cpu() if isinstance(labels, torch.Tensor) else labels)
-    if given.dtype.kind not in "iu" or given.shape != (rows.n,):
-        raise ValueError(f"labels: expected (N={rows.n},) integers, got {given.dtype} {given.shape}")
-    if given.min() < 0 or given.max() >= k:
-        raise ValueError(f"labels: expected values in 0..{k - 1}, got {int(given.min())}..{int(given.max())}")
-    sums, mass = cluster_sums(rows, given.astype(np.int32), k, check_weights(weights, rows.n))
+    sums, mass = cluster_sums(rows, check_labels(labels, rows.n, k), k, check_weights(weights, rows.n))
+    if not np.isfinite(sums).all():
+        refuse_not_finite(rows, "x")
+        raise ValueError("x: expected sums of points that float64 can hold, got an overflow: scale the data")
     kept = (
         np.zeros((k, rows.d))
         if old is None
@@ -59,6 +57,10 @@ def update_centroids(
     )
     if kept.shape != (k, rows.d):
         raise ValueError(f"old: expected shape (K={k}, D={rows.d}), got {kept.shape}")
+    if not np.isfinite(kept).all():
+        raise ValueError(
+            f"old: expected finite numbers, got NaN or infinity in row {int(np.argmax(~np.isfinite(kept).all(1)))}"
+        )
     means = np.where((mass > 0)[:, None], sums / np.where(mass > 0, mass, 1)[:, None], kept).astype(rows.dtype)
     return (like(means, family), like(mass, family)) if return_mass else like(means, family)
 
