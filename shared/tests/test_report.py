@@ -151,7 +151,7 @@ def test_page_is_self_contained_and_complete(records, tmp_path):
     assert "2 hold, 1 does not, 2 undecided or untested here, 1 stale" in text
     assert base64.b64encode(PIXEL).decode() in text
     assert len(page.of("figure", "picture")) == 1  # the missing picture is left out
-    assert "uv run neurips26 record flash-kmeans --tier cpu" in text
+    assert "uv run --package neurips26-flash-kmeans --all-extras neurips26 record flash-kmeans --tier cpu" in text
     assert "because of x; tried y." in text
     assert "&lt;svg" not in text
     # Ten dots a comparison of two methods with five seeds, six comparisons; three more in the tuning grid.
@@ -252,7 +252,7 @@ def test_neighbouring_seeds_are_shortened():
 def test_table_of_one_paper_names_its_command(records):
     table = report.claims_table(records[:2])
     assert "Package" not in table
-    assert "`uv run neurips26 record flash-kmeans --tier cpu`" in table
+    assert "`uv run --package neurips26-flash-kmeans --all-extras neurips26 record flash-kmeans --tier cpu`" in table
 
 
 def test_bars_in_text_do_not_break_the_table():

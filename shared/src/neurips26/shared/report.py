@@ -85,10 +85,10 @@ class Row:
 
     @property
     def command(self) -> str:
-        """The command that remakes this row."""
+        """The command that remakes this row in a checkout, whatever is installed there."""
         tier = self.record.get("tier", "quick")
         verb = "run" if tier == "quick" else "record"
-        return f"uv run neurips26 {verb} {self.slug} --tier {tier}"
+        return f"uv run --package neurips26-{self.slug} --all-extras neurips26 {verb} {self.slug} --tier {tier}"
 
     @property
     def compared_to(self) -> str:
