@@ -152,6 +152,15 @@ def test_every_kind_of_image(tmp_path):
     floats = np.full((6, 8), 0.4, dtype=np.float32)
     Image.fromarray(floats).save(tmp_path / "f.tiff")
     assert open_image(tmp_path / "f.tiff").getpixel((0, 0)) == (102, 102, 102)
+    for wrong, said in (
+        (np.full((4, 4, 3), 120.0), "pixels in .0, 1., got 120 to 120"), (np.full((4, 4), -0.5), "got -0.5 to -0.5"),
+    ):  # fmt: skip
+        with pytest.raises(ImageError, match=said):
+            open_image(wrong)
+    assert open_image(Image.fromarray(np.full((4, 4), 200, dtype=np.int32))).getpixel((0, 0)) == (200, 200, 200)
+    assert open_image(Image.fromarray(np.full((4, 4), 257 * 9, dtype=np.int32))).getpixel((0, 0)) == (9, 9, 9)
+    with pytest.raises(ImageError, match="8 or 16 bits, got 70000 to 70000"):
+        open_image(Image.fromarray(np.full((4, 4), 70_000, dtype=np.int32)))
     floats[2, 5] = np.inf
     Image.fromarray(floats).save(tmp_path / "g.tiff")
     with pytest.raises(ImageError, match=r"images\[3\]: cannot read .*g\.tiff .*got inf at \(2, 5\)"):
@@ -195,7 +204,7 @@ def test_latents_of_the_wrong_kind_are_refused():
         ReferenceBank(torch.zeros(2, 3, 2, dtype=torch.int64))
     half = ReferenceBank.from_latents(bank().latents.half())  # another precision is not another space
     half.check_latents(torch.zeros(1, 3, 2))
-    assert half.ready().dtype == torch.float64 and half.ready() is half.ready()
+    assert half.ready().dtype == torch.float64 and half.ready().data_ptr() == half.ready().data_ptr()
 
 
 def test_a_large_bank_keeps_no_copy(monkeypatch):
@@ -203,6 +212,21 @@ def test_a_large_bank_keeps_no_copy(monkeypatch):
 
     monkeypatch.setattr(module, "_READY", 23)
     assert (one := bank()).ready() is one.latents  # 24 numbers
+
+
+def test_a_bank_is_frozen_and_its_numbers_are_finite():
+    import dataclasses
+
+    one = bank()
+    one.ready()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.latents = one.latents * 5
+    assert one.digest != one.with_weights([1.0, 1.0, 1.0, 2.0]).digest != bank(seed=1).digest
+    assert one.digest == bank().digest
+    broken = one.latents.clone()
+    broken[2, 1, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"got nan in reference 2 \(2\) at \(1, 0\)"):
+        ReferenceMeanGuidance(ReferenceBank(broken), topk=2).mean(torch.zeros(1, 3, 2), 0.5)
 
 
 def test_unknown_pipeline():

@@ -19,6 +19,7 @@ from neurips26.reference_guidance import (
     UnsupportedSchedulerError,
     guide,
     guided_scheduler,
+    reference_mean,
 )
 from neurips26.reference_guidance.layouts import layout_for
 from neurips26.reference_guidance.tiny import TINY, tiny_call, tiny_pipeline
@@ -188,6 +189,44 @@ def test_released_mode_equals_the_callback_and_an_independent_replay(family):
                 velocity = velocity - (x - previous) / dt
             previous = x
             torch.testing.assert_close(after, x + 4 * 0.5 * t * (1 - t) * velocity * dt, rtol=1e-5, atol=1e-5)
+
+
+def test_the_callback_is_for_the_released_modes():
+    g = ReferenceMeanGuidance(some_bank((4, 3)))
+    with pytest.raises(ValueError, match="guidance: expected mode 'released' or 'released_first', got 'in_step'"):
+        ReferenceGuidanceCallback(g)
+    one, two = tiny_pipeline("sd3"), tiny_pipeline("sd3", seed=1)
+    bank = ReferenceBank.from_images(one, [torch.rand(32, 48, 3).numpy()], 32, 48)
+    callback = ReferenceGuidanceCallback(ReferenceMeanGuidance(bank, topk=1, mode="released"))
+    with pytest.raises(BankMismatchError, match="digest"):
+        two(**tiny_call("sd3"), callback_on_step_end=callback)
+
+
+def test_the_path_of_a_step_is_the_reference_mean():
+    weighted = some_bank((4, 3), m=6).with_weights([1.0, 2.0, 3.0, 1.0, 1.0, 5.0])
+    x = torch.randn(5, 4, 3)
+    for options in ({"topk": 2}, {"topk": None}, {"metric": "sum", "topk": 4}, {"temperature": 3.0, "topk": 1}):
+        g = ReferenceMeanGuidance(weighted, **options)
+        k = options["topk"]
+        mu, entropy, top1 = g.mean(x, 0.4)
+        expected, stats = reference_mean(
+            x, weighted.latents, 0.4, metric=g.metric, temperature=g.temperature, topk=k, log_prior=weighted.log_prior,
+            chunk=2,
+        )  # fmt: skip
+        torch.testing.assert_close(mu, expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(entropy, stats.entropy)
+        torch.testing.assert_close(top1, stats.top1)
+
+
+def test_numbers_that_are_not_finite_are_told():
+    g = ReferenceMeanGuidance(some_bank((4, 3)), window=(0.0, 1.0))
+    x = torch.randn(2, 4, 3)
+    x[1, 2, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"x: expected finite numbers, got nan at index \(1, 2, 0\)"):
+        g.correct(torch.randn(2, 4, 3), x, 0.5, 0, 4)
+    g = ReferenceMeanGuidance(some_bank((4, 3)), schedule=lambda t: float("nan"), window=(0.0, 1.0))
+    with pytest.raises(ValueError, match="schedule: expected finite numbers, got beta nan at step 0 of 4"):
+        g.correct(torch.randn(2, 4, 3), torch.randn(2, 4, 3), 0.5, 0, 4)
 
 
 def scheduler_run(scheduler, velocity, x, steps=5):

@@ -147,6 +147,19 @@ def test_patch_scope_is_a_global_softmax_a_token():
     torch.testing.assert_close(spatial.flatten(2).mT, got)
 
 
+def test_patch_scope_in_blocks_of_tokens(monkeypatch):
+    from neurips26.reference_guidance import posterior
+
+    refs, x = random(6, 4, 5), random(3, 4, 5, seed=1)
+    each = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
+    whole = [reference_mean(x, refs, t, scope="patch", topk=2) for t in (0.5, each)]
+    monkeypatch.setattr(posterior, "_BLOCK", 60)  # two tokens at a time
+    for t, (mu, stats) in zip((0.5, each), whole):
+        part, theirs = reference_mean(x, refs, t, scope="patch", topk=2)
+        torch.testing.assert_close(part, mu)
+        torch.testing.assert_close(theirs.entropy, stats.entropy)
+
+
 def test_masked_reference_has_no_influence():
     refs, x = random(6, 5), random(3, 5, seed=1)
     mask = torch.tensor([True, False, True, True, True, True])
@@ -171,6 +184,11 @@ def test_bad_input():
         reference_mean(
             x.index_put((torch.tensor(1), torch.tensor(2)), torch.tensor(math.nan, dtype=torch.float64)), refs, 0.5
         )
+    broken = refs.clone()
+    broken[4, 3] = math.inf
+    for options in ({}, {"chunk": 2}, {"topk": 2}, {"scope": "patch"}):
+        with pytest.raises(ValueError, match=r"refs\[4\]: expected finite numbers, got inf at index \(3,\)"):
+            reference_mean(x, broken, 0.5, **options)
     with pytest.raises((BankMismatchError, TypeError)):
         reference_mean(x, random(6, 4), 0.5)
     with pytest.raises(ValueError, match="metric"):

@@ -34,13 +34,15 @@ def test_a_saved_pipeline_takes_prompts(pipe):
 
 def test_every_released_experiment_resolves(tmp_path):
     names = reproduce.released()["experiments"]
-    assert len(names) == 9
+    assert len(names) == 19
     for name in names:
         how = reproduce.released(name)
         assert (
             how["model"].endswith("klein-4B") and how["height"] == 768 and 0 <= how["window"][0] < how["window"][1] <= 1
         )
     assert reproduce.released("cat-van-gogh")["strength"] == 1.0
+    assert reproduce.released("savanna-giraffe")["window"] == [0.0, 0.95]
+    assert (reproduce.released("hand-horns")["strength"], reproduce.released("keyhole")["seed"]) == (0.6, 523)
     with pytest.raises(ValueError, match="name: expected one of"):
         reproduce.released("pink-elephants")
 
@@ -56,13 +58,45 @@ def test_released_experiment_runs_in_small_and_continues(pipe, tmp_path):
     written = (tmp_path / row["picture"]).stat().st_mtime_ns
     assert reproduce.run_released("pink-elephant", pipe, tmp_path, **how) == found
     assert (tmp_path / row["picture"]).stat().st_mtime_ns == written
-    with pytest.raises(ValueError, match="other settings"):
+    assert row["settings"]["seed"] == 130  # theirs is the seed plus 7
+    with pytest.raises(ValueError, match=r"other settings \(seed\)"):
         reproduce.run_released("pink-elephant", pipe, tmp_path, size=32, steps=3, references=2, seed=7)
 
 
-def test_composition_mixes_its_two_sets(pipe, tmp_path):
-    rows = reproduce.run_released("composition", pipe, tmp_path, size=32, steps=2, references=2)["rows"]
+def test_composition_and_prompt_by_reference(pipe, tmp_path):
+    rows = reproduce.run_released("composition-object", pipe, tmp_path / "c", size=32, steps=2, references=2)["rows"]
     assert [r["settings"]["references"] for r in rows] == [[2]] * 5 and len({r["picture"] for r in rows}) == 5
+    rows = reproduce.run_released("prompt-reference", pipe, tmp_path / "p", size=32, steps=2, references=2)["rows"]
+    assert len({r["picture"] for r in rows}) == 4 and len({r["base"] for r in rows}) == 2  # one base a prompt
+    assert [r["nearest"] for r in rows] == ["an elephant", "a pink elephant"] * 2
+
+
+def grid_row(bank, **change):
+    row = {"bank": bank, "strength": 1.0, "schedule": "constant", "window": (0.0, 0.95), "topk": 2, "mode": "in_step"}
+    row |= {"steps": 2, "guidance_scale": 1.0, "prompt": "a cat", "seed": 0, "height": 32, "width": 32}
+    return row | change
+
+
+def test_the_unguided_picture_is_that_of_the_same_prompt_and_noise(pipe, tmp_path):
+    latents = torch.randn(3, 64, 16, generator=torch.Generator().manual_seed(0))
+    bank = ReferenceBank.from_latents(latents)
+    try:
+        reproduce.run_grid(pipe, grid_row(bank), [{}], tmp_path)
+    except ValueError as error:  # the tiny pipeline's own shape
+        shape = eval(str(error).split("latents ")[1].split(")")[0] + ")")
+        bank = ReferenceBank.from_latents(torch.randn(3, *shape, generator=torch.Generator().manual_seed(0)))
+        reproduce.run_grid(pipe, grid_row(bank), [{}], tmp_path)
+    other = grid_row(bank, prompt="an elephant", seed=5)
+    (row,) = reproduce.run_grid(pipe, other, [{"strength": 0.5}], tmp_path)["rows"]
+    (alone,) = reproduce.run_grid(pipe, other, [{"strength": 0.5}], tmp_path / "new")["rows"]
+    assert (tmp_path / row["base"]).read_bytes() == (tmp_path / "new" / alone["base"]).read_bytes()
+    # another bank with the same names, other weights, another model: never the old picture
+    with pytest.raises(ValueError, match=r"other settings \(bank\)"):
+        reproduce.run_grid(pipe, grid_row(ReferenceBank.from_latents(bank.latents + 1)), [{}], tmp_path)
+    with pytest.raises(ValueError, match=r"other settings \(bank\)"):
+        reproduce.run_grid(pipe, grid_row(bank.with_weights([1.0, 2.0, 1.0])), [{}], tmp_path)
+    with pytest.raises(ValueError, match="other settings"):
+        reproduce.run_grid(pipe, grid_row(bank, call={"prompt": "a dog"}), [{}], tmp_path)
 
 
 def test_command_line(folder, tmp_path, capsys):

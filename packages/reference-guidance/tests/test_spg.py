@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -129,6 +130,16 @@ def test_training_resumes_bit_for_bit(kind, tmp_path):
     assert resumed.losses == whole.losses
     for a, b in zip(whole.averaged().parameters(), resumed.averaged().parameters()):
         assert torch.equal(a, b)
+    for other, said in (
+        ((data(20), TrainConfig(4, 8, 10, 1e-4)), "lr 0.001 .asked 0.0001."),
+        ((data(20), TrainConfig(4, 8, 10, 1e-3, self_mask=False)), "self_mask"),
+        ((data(20, 5), config), "other latents"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            SPGTrainer(kind(SIZES), *other).load(tmp_path / "c.pt")
+    SPGTrainer(kind(SIZES), data(20), TrainConfig(9, 8, 10, 1e-3)).load(
+        tmp_path / "c.pt"
+    )  # more steps may be asked for
     (tmp_path / "c.pt").write_bytes(b"broken")
     with pytest.raises(CheckpointError, match="c.pt"):
         SPGTrainer(kind(SIZES), data(20), config).load(tmp_path / "c.pt")
@@ -194,6 +205,20 @@ def test_steering_values():
         s.mean(torch.zeros(1, 2), 5, t)
     with pytest.raises(ValueError, match="rule"):
         SparseLabelSteering(points, labelled, labels, "fuzzy")
+
+
+def test_soft_labels_of_the_moons():
+    from neurips26.reference_guidance.steering import draw_by_label, label_posterior
+
+    points = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+    labelled, labels = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1, 1])
+    width = 1.25 * 0.08 + 0.08 * 0.92
+    p = 1 / (1 + np.exp(-1 / (2 * width**2)))  # two labels of one class count like one of the other
+    expected = torch.tensor([[p, 1 - p], [1 - p, p]], dtype=torch.float64)
+    torch.testing.assert_close(label_posterior(points, labelled, labels), expected)
+    x = draw_by_label(points, torch.tensor([0.25, 0.75]), 4000, np.random.default_rng(0))
+    assert float((x[:, 0] > 0.5).double().mean()) == pytest.approx(0.75, abs=0.03)
+    assert float(x[:, 1].std()) == pytest.approx(0.06, abs=0.003)
 
 
 @pytest.mark.bad_input

@@ -36,9 +36,11 @@ _NEAREST_BLOCK = 1 << 23
 _READY = 1 << 23
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class ReferenceBank:
     """A swappable set of references in the latent space of one pipeline (or of no pipeline at all).
+
+    It is frozen, since what a sampler needs of it is computed once; every change gives a new bank.
 
     Attributes:
         latents: (m, ...) in the scheduler's shape; may be mapped from a file.
@@ -69,13 +71,15 @@ class ReferenceBank:
         if self.latents.ndim < 2 or not self.latents.dtype.is_floating_point:
             raise ValueError(f"latents: expected floats (m, ...), got {self.latents.dtype} {tuple(self.latents.shape)}")
         if self.weights is None:
-            self.weights = torch.full((m,), 1.0 / m, dtype=torch.float64)
-        w = self.weights.double()
+            w = torch.full((m,), 1.0 / m, dtype=torch.float64)
+        else:
+            w = self.weights.double()
         if w.shape != (m,) or not torch.isfinite(w).all() or (w < 0).any() or w.sum() <= 0:
             raise ValueError(f"weights: expected {m} finite weights >= 0 with a positive sum, got {w.tolist()[:5]}")
-        self.weights = w / w.sum()
-        self.labels = self.labels or [""] * m
-        self.names = self.names or [str(i) for i in range(m)]
+        found = {"weights": w / w.sum(), "labels": self.labels or [""] * m}
+        found["names"] = self.names or [str(i) for i in range(m)]
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
         for name in ("labels", "names"):
             if len(getattr(self, name)) != m:
                 raise ValueError(f"{name}: expected {m}, one a reference, got {len(getattr(self, name))}")
@@ -85,20 +89,35 @@ class ReferenceBank:
 
     @cached_property
     def norms(self) -> Tensor:
-        """``||d_i||^2`` in float64, computed once."""
-        return squared_norms(self.latents)
+        """``||d_i||^2`` in float64, computed once.
+
+        Raises:
+            ValueError: a reference holds numbers that are not finite.
+        """
+        norms = squared_norms(self.latents)
+        if not torch.isfinite(norms).all():
+            _check_finite(self.latents, self.names)
+        return norms
 
     def ready(self, device: torch.device | str = "cpu") -> Tensor:
         """The latents for the reference mean: a float64 copy on ``device``, kept where it takes at most 64 MiB."""
-        if self.latents.numel() > _READY:
-            return self.latents
-        key = str(device)
-        if key not in self._ready:
-            self._ready[key] = self.latents.to(device, torch.float64)
-        return self._ready[key]
+        found = self.rows(torch.device(device))
+        return self.latents if found is None else found[0].reshape(self.latents.shape)
+
+    def rows(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        """Latents (m, D), their squared norms and the log prior in float64 on ``device``, made once a bank.
+
+        ``None`` for a bank of more than 64 MiB in float64: it is streamed, and no copy of it is kept.
+        """
+        if device not in self._rows:
+            small = self.latents.numel() <= _READY
+            prior = None if self.log_prior is None else self.log_prior.to(device)
+            flat = self.latents.flatten(1).to(device, torch.float64) if small else None
+            self._rows[device] = None if flat is None else (flat, self.norms.to(device), prior)
+        return self._rows[device]
 
     @cached_property
-    def _ready(self) -> dict[str, Tensor]:
+    def _rows(self) -> dict[torch.device, tuple[Tensor, Tensor, Tensor | None] | None]:
         return {}
 
     @cached_property
@@ -257,6 +276,13 @@ class ReferenceBank:
         for key in ("grid", "size"):
             head[key] = tuple(head[key]) if head[key] else None
         return cls(**tensors, **head)
+
+    @cached_property
+    def digest(self) -> str:
+        """What tells this bank from every other: its latents, weights and latent space."""
+        assert self.weights is not None
+        both = _digest(self.latents.detach().cpu()) + _digest(self.weights.cpu())
+        return hashlib.sha256((both + json.dumps(self.fingerprint, sort_keys=True)).encode()).hexdigest()[:32]
 
     # Changing one -------------------------------------------------------------------------------------------------
     def subset(self, keep: Sequence[int] | Tensor | str) -> ReferenceBank:

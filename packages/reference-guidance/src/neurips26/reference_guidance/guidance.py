@@ -8,6 +8,7 @@ r"""Reference-Mean Guidance: shift the endpoint mean towards the reference mean,
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,8 +18,16 @@ import torch
 from torch import Tensor
 
 from neurips26.reference_guidance.bank import ReferenceBank
+from neurips26.reference_guidance.bridge import LinearBridge
 from neurips26.reference_guidance.errors import BankMismatchError, EmptyBankError
-from neurips26.reference_guidance.posterior import METRICS, SCOPES, reference_mean
+from neurips26.reference_guidance.posterior import (
+    METRICS,
+    SCOPES,
+    check_finite,
+    dense_mean,
+    reference_mean,
+    scales,
+)
 from neurips26.reference_guidance.schedules import SCHEDULES, Schedule, beta, check_window, in_window, step_fraction
 from neurips26.shared.arrays import check_choice, check_int, check_real
 
@@ -26,6 +35,7 @@ __all__ = ["MODES", "TIMES", "ExtrapolationWarning", "ReferenceMeanGuidance", "S
 
 TIMES = ("sigma", "step_fraction")
 MODES = ("in_step", "released", "released_first")
+LINEAR = LinearBridge()  # of all flow pipelines of diffusers
 
 
 class ExtrapolationWarning(UserWarning):
@@ -68,7 +78,7 @@ class ReferenceMeanGuidance:
         mode: ``"in_step"`` corrects the velocity before the solver uses it. ``"released"`` reproduces the authors'
             callback after the step (velocity by finite differences), ``"released_first"`` their first public version,
             which leaves the model's velocity out. Both released modes imply ``time="step_fraction"``.
-        chunk: references per block of the streamed softmax.
+        chunk: references per block of the streamed softmax (the patch scope goes through the tokens in blocks instead).
         history: one :class:`StepRecord` a guided step of the last run.
     """
 
@@ -130,9 +140,11 @@ class ReferenceMeanGuidance:
 
     def settings(self) -> dict[str, Any]:
         """The numbers that define a run, for its record."""
-        names = ("strength", "window", "topk", "metric", "temperature", "time", "scope", "mode")
+        names = ("strength", "window", "topk", "metric", "temperature", "time", "scope", "mode", "chunk")
         named = self.schedule if isinstance(self.schedule, str) else getattr(self.schedule, "__name__", "callable")
         found = {n: getattr(self, n) for n in names} | {"schedule": named, "references": [len(b) for b in self.banks]}
+        if self.region is not None:
+            found["region"] = {"shape": list(self.region.shape), "mean": float(self.region.float().mean())}
         return found | ({"note": self.note} if self.note else {})
 
     @property
@@ -161,7 +173,15 @@ class ReferenceMeanGuidance:
 
     def _bank_mean(self, bank: ReferenceBank, x: Tensor, t: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         bank.check_latents(x)
-        k = None if self.topk is None else min(self.topk, len(bank))
+        k = None if self.topk is None or self.topk >= len(bank) else self.topk
+        at_hand = bank.rows(x.device) if self.chunk is None and self.scope == "global" else None
+        if at_hand is not None and not isinstance(t, Tensor):
+            # the path of a sampler's step: what belongs to the bank is computed once, what was checked is not again
+            rows, norms, prior = at_hand
+            a, s = scales(t, LINEAR)
+            width = s * s * self.temperature * (rows.shape[1] if self.metric == "mean" else 1)
+            mu, stats = dense_mean(x.flatten(1).double(), rows, norms, a / width, a * a / (2 * width), k, prior)
+            return mu.to(x.dtype).reshape(x.shape), stats.entropy, stats.top1
         mu, stats = reference_mean(
             x, bank.ready(x.device), t, temperature=self.temperature, metric=self.metric, topk=k, log_prior=bank.log_prior,
             chunk=self.chunk, scope=self.scope, norms=bank.norms,
@@ -173,6 +193,8 @@ class ReferenceMeanGuidance:
         if not in_window(step, steps, self.window):
             return 0.0
         found = beta(self.schedule, self.strength, self.clock(step, steps, sigma))
+        if not math.isfinite(found):
+            raise ValueError(f"schedule: expected finite numbers, got beta {found} at step {step} of {steps}")
         if found > 1 and not self.note:  # a schedule of the user's own: known only when it gets there
             self._reached = f"schedule: beta reached {found:.3g}, which extrapolates beyond the reference mean"
             warnings.warn(self._reached, ExtrapolationWarning, stacklevel=2)
@@ -225,5 +247,7 @@ class ReferenceMeanGuidance:
             shift = shift * self._weights(x)
         norm = torch.linalg.vector_norm(shift.flatten(1), dim=1)
         seen = torch.stack([entropy, top1, norm.double()]).mean(1).tolist()  # one wait for the device, not three
+        if not math.isfinite(seen[0]):  # a number of x that is not finite makes the entropy nan
+            check_finite(x, "x")
         self.history.append(StepRecord(step, level, clock, strength, seen[0], seen[1], strength * seen[2]))
         return torch.sub(v, shift, alpha=strength)

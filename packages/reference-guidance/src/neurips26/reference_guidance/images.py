@@ -43,17 +43,17 @@ def open_image(source: Any, name: str = "images") -> Image.Image:
         if not np.isfinite(array).all():
             where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
             raise ImageError(f"{name}: expected finite pixels, got {array[where]} at {where}")
-        array = (array.clip(0, 1) * 255).round().astype(np.uint8)
+        array = _bytes(array, name)
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise ImageError(f"{name}: expected uint8 or float pixels (h, w[, c]), got {array.dtype} {array.shape}")
     return to_rgb(Image.fromarray(array))
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """RGB with the orientation of the EXIF tag applied; alpha over black; 16 bits scaled, floats taken as [0, 1].
+    """RGB with the orientation of the EXIF tag applied; alpha over black; 16 bits scaled, floats in [0, 1].
 
     Raises:
-        ImageError: a float image with numbers that are not finite.
+        ImageError: floats that are not finite or outside [0, 1]; 32-bit integers that fit neither 8 nor 16 bits.
     """
     image = ImageOps.exif_transpose(image)
     if image.mode == "F":
@@ -61,15 +61,26 @@ def to_rgb(image: Image.Image) -> Image.Image:
         if not np.isfinite(values).all():
             where = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
             raise ImageError(f"expected finite pixels, got {values[where]} at {where}")
-        return Image.fromarray((values.clip(0, 1) * 255).round().astype(np.uint8)).convert("RGB")
+        return Image.fromarray(_bytes(values, "image")).convert("RGB")
     if image.mode.startswith("I;16") or image.mode == "I":
         values = np.asarray(image).astype(np.float64)
-        return Image.fromarray((values / 257.0).round().clip(0, 255).astype(np.uint8)).convert("RGB")
+        if values.min() < 0 or values.max() > 65535:
+            raise ImageError(f"expected pixels of 8 or 16 bits, got {values.min():.0f} to {values.max():.0f}")
+        wide = image.mode != "I" or values.max() > 255  # 32-bit integers may hold pixels of 8 bits
+        return Image.fromarray((values / (257.0 if wide else 1.0)).round().astype(np.uint8)).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA") or (image.mode == "P" and "transparency" in image.info):
         image = image.convert("RGBA")
         canvas = Image.new("RGBA", image.size, (0, 0, 0, 255))
         return Image.alpha_composite(canvas, image).convert("RGB")
     return image.convert("RGB")
+
+
+def _bytes(values: np.ndarray, name: str) -> np.ndarray:
+    """Floats in [0, 1] as bytes; another range is a mistake that clipping would hide."""
+    low, high = float(values.min()), float(values.max())
+    if low < -1e-6 or high > 1 + 1e-6:
+        raise ImageError(f"{name}: expected float pixels in [0, 1], got {low:.4g} to {high:.4g}")
+    return (values.clip(0, 1) * 255).round().astype(np.uint8)
 
 
 def fit_image(image: Image.Image, height: int, width: int, fit: str) -> Image.Image:

@@ -26,6 +26,7 @@ __all__ = [
     "QwenImageLayout",
     "ShiftScaleLayout",
     "layout_for",
+    "module_digest",
     "register_layout",
 ]
 
@@ -63,14 +64,17 @@ class Layout(ABC):
 
     def fingerprint(self, pipe: Any) -> dict[str, str]:
         """What a bank depends on: VAE class, its configuration, its normalisation statistics, a few of its weights."""
-        vae = pipe.vae
-        config = {k: v for k, v in dict(vae.config).items() if not k.startswith("_")}
-        digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-        for name, tensor in sorted(_state(vae)):
-            # a strided sample of every weight: two VAEs of one class differ, and hashing stays in milliseconds
-            flat = tensor.detach().flatten()
-            digest.update(name.encode() + flat[:: max(1, flat.numel() // 16)].float().cpu().numpy().tobytes())
-        return {"layout": self.name, "vae": type(vae).__name__, "digest": digest.hexdigest()[:32]}
+        return {"layout": self.name, "vae": type(pipe.vae).__name__, "digest": module_digest(pipe.vae)}
+
+
+def module_digest(module: Any) -> str:
+    """Digest of a diffusers model: its configuration and a strided sample of every weight, so that it takes milliseconds."""
+    config = {k: v for k, v in dict(module.config).items() if not k.startswith("_")}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(_state(module), key=lambda pair: pair[0]):
+        flat = tensor.detach().flatten()
+        digest.update(name.encode() + flat[:: max(1, flat.numel() // 16)].float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:32]
 
 
 def _state(module: torch.nn.Module) -> list[tuple[str, Tensor]]:

@@ -27,7 +27,8 @@ from neurips26.reference_guidance.bridge import LinearBridge, VPBridge
 from neurips26.reference_guidance.errors import BankMismatchError, EmptyBankError
 from neurips26.shared.arrays import check_choice, check_int, check_real
 
-__all__ = ["BANDWIDTH_FLOOR", "METRICS", "SCOPES", "TIME_CLIP", "PosteriorStats", "reference_mean", "squared_norms"]
+__all__ = ["BANDWIDTH_FLOOR", "METRICS", "SCOPES", "TIME_CLIP", "PosteriorStats", "check_finite", "dense_mean"]
+__all__ += ["reference_mean", "scales", "squared_norms"]
 
 #: ``t`` is kept this far from 0 and 1, and this much is added to ``s_t^2`` (the authors' values).
 TIME_CLIP = 1e-4
@@ -99,7 +100,8 @@ def reference_mean(
         topk: keep the k largest weights and renormalise; ``None`` or ``>= m`` keeps all.
         log_prior: log prior weights, not necessarily normalised.
         mask: references that may be used, (m,) or (b, m).
-        chunk: references per block of the streamed softmax; ``None`` picks blocks of about 256 MiB.
+        chunk: references per block of the streamed softmax; ``None`` picks blocks of about 256 MiB. The patch scope goes
+            through the tokens in blocks of that size instead.
         scope: ``"global"`` (one softmax an image) or ``"patch"`` (one a token or pixel position; ours, not the paper's).
         bridge: the bridge of the flow; linear by default.
         norms: ``squared_norms(refs)`` where it is at hand.
@@ -119,19 +121,24 @@ def reference_mean(
         check_int(chunk, "chunk", minimum=1)
     device = x.device
     allowed = _allowed(mask, x.shape[0], m, device)
-    prior = None if log_prior is None else _finite(log_prior.to(device).double(), "log_prior")
+    prior = None if log_prior is None else check_finite(log_prior.to(device).double(), "log_prior")
     a, s = _coefficients(t, x, bridge or LinearBridge())
     if scope == "patch":
         return _per_patch(x, refs, a, s, float(temperature), metric, k, prior, allowed)
 
     flat = x.flatten(1).double()
     tau = float(temperature) * (flat.shape[1] if metric == "mean" else 1)
-    query, square = flat * (a / (s * s * tau)), a * a / (2 * s * s * tau)
+    slope, square = a / (s * s * tau), a * a / (2 * s * s * tau)
     rows = chunk or max(1, _BLOCK // flat.shape[1])
     per_sample = isinstance(square, float) or square.shape[1] == 1
     if per_sample and norms is None:
         norms = squared_norms(refs, rows)
-    logits, running = [], None
+    if rows >= m and per_sample:
+        assert norms is not None
+        whole = refs.flatten(1).to(device).double()
+        mu, stats = dense_mean(flat, whole, norms.to(device, torch.float64), slope, square, k, prior, allowed)
+        return _finished(mu, x, refs), stats
+    query, logits, running = flat * slope, [], None
     for start in range(0, m, rows):
         block = refs[start : start + rows].flatten(1).to(device).double()
         if per_sample:
@@ -155,7 +162,50 @@ def reference_mean(
         best, indices = full.topk(k, dim=1)
         chosen = refs[indices.to(refs.device).flatten()].flatten(1).to(device).double()
         mu = (best.softmax(1)[:, None] @ chosen.reshape(*indices.shape, -1))[:, 0]
-    return mu.to(x.dtype).reshape(x.shape), _stats(full, indices)
+    return _finished(mu, x, refs), _stats(full, indices)
+
+
+def _finished(mu: Tensor, x: Tensor, refs: Tensor) -> Tensor:
+    """The mean like ``x``; where it is not finite, the reference that made it so is named."""
+    if not math.isfinite(float(mu.sum())):
+        for i in range(refs.shape[0]):  # row by row: a bank may be larger than memory
+            check_finite(refs[i], f"refs[{i}]")
+    return mu.to(x.dtype).reshape(x.shape)
+
+
+def dense_mean(
+    flat: Tensor, rows: Tensor, norms: Tensor, slope: Number, square: Number, k: int | None,
+    prior: Tensor | None = None, allowed: Tensor | None = None,
+) -> tuple[Tensor, PosteriorStats]:  # fmt: skip
+    """The mean over references that are at hand as one float64 matrix; nothing is checked: a sampler calls it every step.
+
+    Args:
+        flat: samples (b, D) in float64.
+        rows: references (m, D) in float64, on the device of the samples.
+        norms: ``||d_i||^2`` (m,).
+        slope: factor of ``<x, d_i>`` in the logits, a number or (b, 1).
+        square: factor of ``||d_i||^2``, likewise.
+        k: references kept; ``None`` keeps all.
+        prior: log prior weights (m,).
+        allowed: references that may be used, (b, m).
+    """
+    logits = (flat @ rows.mT).mul_(slope)
+    logits = logits.sub_(norms, alpha=square) if isinstance(square, float) else logits.sub_(square * norms)
+    if prior is not None:
+        logits += prior
+    if allowed is not None:
+        logits.masked_fill_(~allowed, -math.inf)
+    if k is None:
+        return logits.softmax(1) @ rows, _stats(logits, None)
+    best, indices = logits.topk(k, dim=1)
+    weight = best.softmax(1)
+    if len(flat) == 1:
+        mu = weight @ rows.index_select(0, indices[0])
+    elif len(flat) * k < len(rows):  # copying the chosen rows is cheaper than reading all
+        mu = (weight[:, None] @ rows[indices])[:, 0]
+    else:
+        mu = torch.zeros_like(logits).scatter_(1, indices, weight) @ rows
+    return mu, _stats(logits, indices)
 
 
 def _accumulate(
@@ -178,14 +228,30 @@ def _per_patch(
     x: Tensor, refs: Tensor, a: Number, s: Number, temperature: float, metric: str, k: int | None,
     prior: Tensor | None, allowed: Tensor | None,
 ) -> tuple[Tensor, PosteriorStats]:  # fmt: skip
-    """One softmax a token; ``tau`` scales with the number of channels of a token, not with the image."""
-    tokens, bank = _tokens(x).double(), _tokens(refs.to(x.device)).double()
+    """One softmax a token, a block of tokens at a time; ``tau`` scales with the channels of a token, not with the image."""
+    tokens, bank = _tokens(x).double(), _tokens(refs)
     if isinstance(a, Tensor) and isinstance(s, Tensor):
         if a.shape[1] > 1:  # one time an element: taken per token
             a, s = (_tokens(v.reshape(x.shape))[..., :1].double() for v in (a, s))
         else:
-            a, s = a[..., None], s[..., None]
+            a, s = a[..., None].expand(-1, tokens.shape[1], 1), s[..., None].expand(-1, tokens.shape[1], 1)
     tau = temperature * (tokens.shape[2] if metric == "mean" else 1)
+    size = max(1, _BLOCK // (len(refs) * tokens.shape[2]))
+    parts = []
+    for start in range(0, tokens.shape[1], size):
+        part = slice(start, start + size)
+        here = tuple(v[:, part] if isinstance(v, Tensor) else v for v in (a, s))
+        parts.append(_patch_block(tokens[:, part], bank[:, part].to(x.device).double(), *here, tau, k, prior, allowed))
+    mu, logits, indices = (None if p[0] is None else torch.cat(p, 1) for p in zip(*parts))
+    assert mu is not None and logits is not None
+    return _finished(_untokens(mu, x).flatten(1), x, refs), _stats(logits, indices)
+
+
+def _patch_block(
+    tokens: Tensor, bank: Tensor, a: Number, s: Number, tau: float, k: int | None, prior: Tensor | None,
+    allowed: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """Means (b, t, c), logits (b, t, m) and kept references of a block of tokens."""
     full = torch.einsum("btc,mtc->btm", tokens * (a / (s * s * tau)), bank)
     full = full - a * a / (2 * s * s * tau) * bank.square().sum(2).mT
     if prior is not None:
@@ -196,8 +262,7 @@ def _per_patch(
     if k is not None:
         best, indices = full.topk(k, dim=2)
         weight = torch.zeros_like(full).scatter(2, indices, best.softmax(2))
-    mu = torch.einsum("btm,mtc->btc", weight, bank)
-    return _untokens(mu, x).to(x.dtype), _stats(full, indices)
+    return torch.einsum("btm,mtc->btc", weight, bank), full, indices
 
 
 def _tokens(x: Tensor) -> Tensor:
@@ -214,14 +279,18 @@ def _stats(logits: Tensor, indices: Tensor | None) -> PosteriorStats:
     return PosteriorStats(torch.special.entr(w).sum(-1), w.amax(-1), indices, logits)
 
 
+def scales(t: float, bridge: LinearBridge | VPBridge) -> tuple[float, float]:
+    """``a_t`` and ``s_t`` of one time, with the clip and the floor of the authors."""
+    if not 0.0 <= t <= 1.0:  # also refuses nan
+        raise ValueError(f"t: expected times in [0, 1], got {t}")
+    a, s = bridge.numbers(min(max(t, TIME_CLIP), 1 - TIME_CLIP))
+    return a, math.sqrt(s * s + BANDWIDTH_FLOOR)
+
+
 def _coefficients(t: float | int | Tensor, x: Tensor, bridge: LinearBridge | VPBridge) -> tuple[Number, Number]:
-    """``a_t`` and ``s_t`` with the clip and the floor of the authors: two numbers, or (b, 1) or (b, D) in float64."""
+    """:func:`scales` of one time, or the same as (b, 1) or (b, D) in float64."""
     if not isinstance(t, Tensor) or t.ndim == 0:
-        one = float(t)
-        if not 0.0 <= one <= 1.0:  # also refuses nan
-            raise ValueError(f"t: expected times in [0, 1], got {one}")
-        a, s = bridge.numbers(min(max(one, TIME_CLIP), 1 - TIME_CLIP))
-        return a, math.sqrt(s * s + BANDWIDTH_FLOOR)
+        return scales(float(t), bridge)
     t = t.to(x.device, torch.float64)
     if not torch.isfinite(t).all() or (t < 0).any() or (t > 1).any():
         raise ValueError(f"t: expected times in [0, 1], got {t.flatten()[:4].tolist()}")
@@ -271,10 +340,15 @@ def _check(x: Tensor, refs: Tensor, temperature: float | int, metric: str, topk:
     check_real(temperature, "temperature", minimum=0.0, inclusive=False)
     if topk is not None:
         check_int(topk, "topk", minimum=1)
-    _finite(x, "x")
+    check_finite(x, "x")
 
 
-def _finite(x: Tensor, name: str) -> Tensor:
+def check_finite(x: Tensor, name: str) -> Tensor:
+    """``x`` itself.
+
+    Raises:
+        ValueError: a number is not finite; the message gives its index.
+    """
     if not math.isfinite(float(x.sum())):  # one pass; a sum may also overflow
         ok = torch.isfinite(x)
         if ok.all():

@@ -14,6 +14,7 @@ import torch
 from diffusers.callbacks import PipelineCallback
 from torch import Tensor
 
+from neurips26.reference_guidance.posterior import check_finite
 from neurips26.reference_guidance.schedules import in_window, step_fraction
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class ReleasedCorrection:
         strength = g.active(step, steps, 1.0 - t)
         x = latents.float()
         mu, entropy, top1 = g.mean(x, t)
+        if not torch.isfinite(entropy).all():  # a number of x that is not finite makes the entropy nan
+            check_finite(x, "latents")
         clock = min(max(t, 1e-4), 1 - 1e-4)
         velocity = ((mu - x) / (1.0 - clock)).to(latents.dtype)
         if g.mode == "released" and self.previous is not None and dt > 0:
@@ -56,13 +59,19 @@ class ReleasedCorrection:
 class ReferenceGuidanceCallback(PipelineCallback):
     """The released guidance as a ``callback_on_step_end``, for pipelines whose scheduler cannot be swapped.
 
-    ``pipe(..., callback_on_step_end=ReferenceGuidanceCallback(guidance))``; the guidance's ``mode`` chooses the version.
+    ``pipe(..., callback_on_step_end=ReferenceGuidanceCallback(guidance))``; the guidance's ``mode``, ``"released"`` or
+    ``"released_first"``, chooses the version.
     """
 
     tensor_inputs: ClassVar[list[str]] = ["latents"]
 
     def __init__(self, guidance: ReferenceMeanGuidance) -> None:
         super().__init__()
+        if guidance.mode == "in_step":
+            raise ValueError(
+                "guidance: expected mode 'released' or 'released_first', got 'in_step', which acts inside the scheduler: "
+                "use guide(pipe, guidance)"
+            )
         self.guidance = guidance
         self._run: ReleasedCorrection | None = None
 
@@ -72,6 +81,8 @@ class ReferenceGuidanceCallback(PipelineCallback):
         """Called by the pipeline after each step."""
         if step_index == 0 or self._run is None:
             self.guidance.history.clear()
+            for bank in self.guidance.banks:
+                bank.check_pipe(pipeline)
             self._run = ReleasedCorrection(self.guidance)
         steps = int(pipeline.num_timesteps)
         callback_kwargs["latents"] = self._run(callback_kwargs["latents"], step_index, steps)

@@ -6,10 +6,11 @@ a folder), and keeps, beside the pictures, what guidance did in every step and t
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from PIL import Image
 
 from neurips26.reference_guidance.bank import ReferenceBank
 from neurips26.reference_guidance.guidance import ReferenceMeanGuidance
+from neurips26.reference_guidance.layouts import layout_for, module_digest
 from neurips26.reference_guidance.schedulers import guide
 from neurips26.shared import runs
 from neurips26.shared.arrays import check_choice
 
-__all__ = ["CONFIGS", "clip_scores", "load_pipeline", "released", "run_grid", "run_released"]
+__all__ = ["CONFIGS", "clip_scores", "load_pipeline", "pipe_identity", "released", "run_grid", "run_released"]
 
 CONFIGS = Path(__file__).parent / "configs" / "released.toml"
 
@@ -77,20 +79,25 @@ def run_released(
     """
     how = released(name)
     how |= {k: v for k, v in {"height": size, "width": size, "steps": steps, "references": references}.items() if v}
-    how["seed"] = how["seed"] if seed is None else seed
-    bank = _bank(pipe, how, out, "reference_prompt") if "fractions" not in how else None
-    grid: list[dict[str, Any]] = []
-    if bank is None:
-        source, target = (_bank(pipe, how, out, k) for k in ("source_prompt", "target_prompt"))
+    # their noise is seeded with seed + 7 and their references with reference_seed + 1000 + i
+    how["seed"] = (how["seed"] if seed is None else seed) + 7
+    grid: list[dict[str, Any]] = [{}]
+    if "fractions" in how:
+        source, target = (_bank(pipe, how, out, how[k]) for k in ("source_prompt", "target_prompt"))
         grid = [{"fraction": f, "bank": source.mix(target, f)} for f in how["fractions"]]
-    elif "schedules" in how:
-        grid = [{"schedule": a, "strength": b} for a, b in itertools.product(how["schedules"], how["strengths"])]
-    elif "steps_values" in how:
-        values = [steps] if steps else how["steps_values"]
-        grid = [{"steps": a, "strength": b} for a, b in itertools.product(values, how["strengths"])]
-    elif "sizes" in how:
-        grid = [{"bank": bank.subset(list(range(m))), "references": m} for m in how["sizes"] if m <= len(bank)]
-    return run_grid(pipe, how | ({"bank": bank} if bank else {}), grid or [{}], out)
+    elif "prompts" in how:
+        banks = {r: _bank(pipe, how, out, r) for r in how["reference_prompts"]}
+        grid = [{"prompt": p, "reference": r, "bank": banks[r]} for p, r in itertools.product(how["prompts"], banks)]
+    else:
+        how["bank"] = bank = _bank(pipe, how, out, how.get("reference_prompt", ""))
+        if "schedules" in how:
+            grid = [{"schedule": a, "strength": b} for a, b in itertools.product(how["schedules"], how["strengths"])]
+        elif "steps_values" in how:
+            values = [steps] if steps else how["steps_values"]
+            grid = [{"steps": a, "strength": b} for a, b in itertools.product(values, how["strengths"])]
+        elif "sizes" in how:
+            grid = [{"bank": bank.subset(list(range(m))), "references": m} for m in how["sizes"] if m <= len(bank)]
+    return run_grid(pipe, how, grid, out)
 
 
 def run_grid(pipe: Any, how: dict[str, Any], grid: list[dict[str, Any]], out: Path) -> dict[str, Any]:
@@ -104,28 +111,71 @@ def run_grid(pipe: Any, how: dict[str, Any], grid: list[dict[str, Any]], out: Pa
         out: folder; finished rows are kept, rows made with other settings are refused.
     """
     out.mkdir(parents=True, exist_ok=True)
-    rows = []
+    rows, model = [], pipe_identity(pipe)
     for change in grid:
         row = how | change
-        label = "-".join(f"{k}-{v}" for k, v in change.items() if k != "bank") or "guided"
-        asked = {k: v for k, v in row.items() if k not in ("bank", "call")} | {"names": row["bank"].names}
-        asked = json.loads(json.dumps(asked, default=str))
+        label = _label(change)
+        asked = {k: v for k, v in row.items() if k not in ("bank", "call")}
+        asked |= {"bank": row["bank"].digest, "call": _digest(row.get("call")), "pipe": model}
         done = out / f"{label}.json"
-        if not done.exists():
-            runs.atomic_write_json(done, {"asked": asked} | _one(pipe, row, label, out))
-        found = json.loads(done.read_text("utf-8"))
-        if found.pop("asked") != asked:
-            raise ValueError(f"out: {done} was made with other settings; choose another folder")
-        rows.append(found)
+        _claim(done, asked, lambda row=row, label=label: _one(pipe, row, label, out, model))
+        rows.append({k: v for k, v in json.loads(done.read_text("utf-8")).items() if k != "asked"})
     runs.atomic_write_json(out / "run.json", {"rows": rows})
     return {"out": str(out), "rows": [{k: v for k, v in r.items() if k != "history"} for r in rows]}
 
 
-def _one(pipe: Any, row: dict[str, Any], label: str, out: Path) -> dict[str, Any]:
-    """Draw one guided picture, and the unguided one where it is not there yet."""
-    base = out / f"base-{row['steps']}.png"
-    if not base.exists():
-        _draw(pipe, row).save(base)
+def _label(change: dict[str, Any]) -> str:
+    """File name of a row: what it changes; words in short."""
+    parts = (f"{k}-{v}" for k, v in change.items() if k != "bank")
+    return "-".join(p.replace(" ", "_").replace("/", "_") for p in parts) or "guided"
+
+
+def _claim(done: Path, asked: dict[str, Any], make: Callable[[], dict[str, Any]]) -> None:
+    """Make what ``done`` describes unless it is there; refuse what was made from anything else.
+
+    Raises:
+        ValueError: the folder holds the work of other settings.
+    """
+    asked = json.loads(json.dumps(asked, default=str))
+    if not done.exists():
+        runs.atomic_write_json(done, {"asked": asked} | make())
+    elif (theirs := json.loads(done.read_text("utf-8"))["asked"]) != asked:
+        other = sorted(k for k in asked.keys() | theirs.keys() if asked.get(k) != theirs.get(k))
+        raise ValueError(f"out: {done} was made with other settings ({', '.join(other)}); choose another folder")
+
+
+def pipe_identity(pipe: Any) -> dict[str, Any]:
+    """What tells one pipeline from another: class, latent space, weights of its network, noise schedule."""
+    network = getattr(pipe, "transformer", None) or getattr(pipe, "unet", None)
+    schedule = {k: v for k, v in dict(pipe.scheduler.config).items() if not k.startswith("_")}
+    return {
+        "class": type(pipe).__name__, "space": layout_for(pipe).fingerprint(pipe),
+        "network": module_digest(network) if network is not None else "", "schedule": _digest(schedule),
+    }  # fmt: skip
+
+
+def _digest(value: Any) -> str:
+    """Digest of settings that may hold tensors."""
+    found = hashlib.sha256()
+    if isinstance(value, torch.Tensor):
+        found.update(value.detach().float().cpu().numpy().tobytes())
+    elif isinstance(value, dict):
+        for key in sorted(value):
+            found.update(f"{key}:{_digest(value[key])}".encode())
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            found.update(_digest(part).encode())
+    else:
+        found.update(repr(value).encode())
+    return found.hexdigest()[:32]
+
+
+def _one(pipe: Any, row: dict[str, Any], label: str, out: Path, model: dict[str, Any]) -> dict[str, Any]:
+    """Draw one guided picture, and the unguided one of the same noise where it is not there yet."""
+    names = ("prompt", "seed", "guidance_scale", "steps", "height", "width")
+    asked = {k: row[k] for k in names if k in row} | {"call": _digest(row.get("call")), "pipe": model}
+    base = out / f"base-{_digest(asked)[:12]}.png"
+    _claim(base.with_suffix(".json"), asked, lambda: {"picture": _draw(pipe, row).save(base) or base.name})
     guidance = ReferenceMeanGuidance(
         row["bank"], row["strength"], row["schedule"], tuple(row["window"]), row["topk"], mode=row["mode"]
     )
@@ -146,19 +196,27 @@ def _one(pipe: Any, row: dict[str, Any], label: str, out: Path) -> dict[str, Any
     }
 
 
-def _bank(pipe: Any, how: dict[str, Any], out: Path, key: str) -> ReferenceBank:
-    """The references of an experiment, made once and kept in the run's folder."""
-    path = out / f"{key}.safetensors"
-    if path.exists():
-        return ReferenceBank.load(path)
+def _bank(pipe: Any, how: dict[str, Any], out: Path, prompt: str) -> ReferenceBank:
+    """The references of an experiment, drawn from one prompt or read from its folder, made once and kept with the run."""
     size = {"height": how["height"], "width": how["width"]}
-    if "reference_images" in how:
-        bank = ReferenceBank.from_images(pipe, Path(how["reference_images"]), **size)
-    else:
-        prompts = [how.get(key, how.get("prompt", "an elephant in a jungle"))] * how["references"]
-        bank = ReferenceBank.from_prompts(pipe, prompts, how["seed"], num_inference_steps=how["steps"], **size)
-    bank.save(path)
-    return bank
+    folder = how.get("reference_images", "")
+    asked = size | {"prompt": prompt, "images": folder, "pipe": pipe_identity(pipe)}
+    if not folder:
+        asked |= {"references": how["references"], "seed": how["reference_seed"], "steps": how["steps"]}
+    path = out / f"references-{_digest(asked)[:12]}.safetensors"
+
+    def make() -> dict[str, Any]:
+        if folder:
+            bank = ReferenceBank.from_images(pipe, Path(folder), **size)
+        else:
+            call = {"num_inference_steps": how["steps"], "guidance_scale": how["guidance_scale"]}
+            bank = ReferenceBank.from_prompts(pipe, [prompt] * how["references"], how["reference_seed"], **call, **size)
+        bank.save(path)
+        return {"references": len(bank)}
+
+    out.mkdir(parents=True, exist_ok=True)
+    _claim(path.with_suffix(".json"), asked, make)
+    return ReferenceBank.load(path)
 
 
 def _draw(pipe: Any, row: dict[str, Any]) -> Image.Image:

@@ -20,7 +20,10 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 def beta(schedule: Schedule, strength: float | int, t: float) -> float:
     """``beta_t``: strength times the schedule at ``t``."""
-    shape = SCHEDULES[check_choice(schedule, "schedule", SCHEDULES)] if isinstance(schedule, str) else schedule
+    shape = SCHEDULES.get(schedule) if isinstance(schedule, str) else schedule
+    if shape is None:
+        check_choice(schedule, "schedule", SCHEDULES)  # raises, and names the three
+        raise AssertionError
     return float(strength) * float(shape(t))
 
 

@@ -74,10 +74,13 @@ def spg_quality(seed: int, n: int = 600, steps: int = SPG_STEPS) -> dict[str, An
     found = {kind: spg_samples(m, noise, train.images) for kind, m in models.items()}
     found["retrieved mean only"] = spg_samples(models["SPG"], noise, train.images, retrieved_only=True)
     found["real held out"] = test.images
-    out: dict[str, Any] = {
-        k: {"frechet": frechet_distance(train.images, x), "kernel": kernel_distance(train.images, x)}
-        for k, x in found.items()
-    }
+    known = ReferenceBank.from_latents(train.images)
+    out: dict[str, Any] = {}
+    for k, x in found.items():
+        out[k] = {"frechet": frechet_distance(train.images, x), "kernel": kernel_distance(train.images, x)}
+        out[k]["nearest training digit"] = copy_distance(x, known)
+        if k != "real held out":
+            out[k]["frechet held out"] = frechet_distance(test.images, x)
     out["parameters"] = {kind: sum(p.numel() for p in m.parameters()) for kind, m in models.items()}
     swap, mixed, copies, real = [], [], [], []
     for c in range(10):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -121,6 +122,7 @@ class SPGTrainer:
         self.config, self.accelerator = config, accelerator
         self.device = accelerator.device if accelerator else next(model.parameters()).device
         self.latents = latents.to(self.device)
+        self._data = hashlib.sha256(latents.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
         self.model = model.to(self.device)
         self.optimizer = Lion(self.model.parameters(), lr=config.lr, weight_decay=0.0)
         self.ema = EMAModel(self.model.parameters(), decay=config.ema, use_ema_warmup=True)
@@ -174,7 +176,8 @@ class SPGTrainer:
         parameters = list(self.model.parameters())
         if torch.isfinite(loss):
             self.accelerator.backward(loss) if self.accelerator else loss.backward()
-            norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.clip)
+            clip = self.accelerator.clip_grad_norm_ if self.accelerator else torch.nn.utils.clip_grad_norm_
+            norm = clip(parameters, self.config.clip)
         if torch.isfinite(loss) and torch.isfinite(norm):
             for group in self.optimizer.param_groups:
                 group["lr"] = self.config.rate(self.step)
@@ -199,7 +202,7 @@ class SPGTrainer:
         state = {
             "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "ema": self.ema.state_dict(),
             "generator": self.generator.get_state(), "step": self.step, "skipped": self.skipped, "losses": self.losses,
-            "config": asdict(self.config),
+            "config": asdict(self.config), "data": self._data,
         }  # fmt: skip
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -208,13 +211,19 @@ class SPGTrainer:
         os.replace(partial, path)
 
     def load(self, path: Path) -> SPGTrainer:
-        """Continue from a checkpoint; on one CPU the continued run equals an uninterrupted one bit for bit."""
+        """Continue from a checkpoint; on one CPU the continued run equals an uninterrupted one bit for bit.
+
+        Raises:
+            CheckpointError: unreadable, of another model, or of a run with other settings or other latents (more steps
+                may be asked for where the rate does not depend on their number).
+        """
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
+            self._same_run(path, state)
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.ema.load_state_dict(state["ema"])
-        except FileNotFoundError:
+        except (FileNotFoundError, CheckpointError):
             raise
         except Exception as error:
             raise CheckpointError(
@@ -228,3 +237,13 @@ class SPGTrainer:
             self.generator.set_state(state["generator"].cpu())
         self.step, self.skipped, self.losses = state["step"], state["skipped"], list(state["losses"])
         return self
+
+    def _same_run(self, path: Path, state: dict[str, Any]) -> None:
+        asked, theirs = asdict(self.config), dict(state["config"])
+        if not self.config.cooldown:
+            theirs["steps"] = asked["steps"]
+        other = [f"{k} {theirs.get(k)} (asked {v})" for k, v in asked.items() if theirs.get(k) != v]
+        if state["data"] != self._data:
+            other.append("other latents")
+        if other:
+            raise CheckpointError(f"{path}: belongs to a run with {', '.join(other)}; choose another folder")

@@ -28,7 +28,9 @@ __all__ = [
     "cats_and_dogs",
     "digits",
     "faces",
+    "labelled_moons",
     "moons",
+    "noise_levels",
     "photographs",
     "sample_flow",
     "split",
@@ -83,6 +85,14 @@ def moons(n: int, seed: int) -> Split:
     return Split(torch.from_numpy(points).float(), {"moon": torch.from_numpy(label).long()})
 
 
+def labelled_moons(seed: int) -> Split:
+    """The authors' two moons for sparse labels: 500 points with noise 0.08, each axis brought to [-1.2, 1.2]."""
+    points, label = make_moons(500, noise=0.08, random_state=seed)
+    low, high = points.min(0), points.max(0)
+    points = 1.2 * (2 * (points - low) / (high - low) - 1)
+    return Split(torch.from_numpy(points).float(), {"moon": torch.from_numpy(label).long()})
+
+
 def photographs(path: Path, side: int = 16) -> Split:
     """The Olivetti faces in grey, averaged down to ``side`` pixels; attribute ``person``."""
     with np.load(path) as file:
@@ -128,7 +138,8 @@ def faces(grey: Split) -> Split:
     return Split(images.flatten(0, 3) * 2 - 1, labels)
 
 
-#: The flow is trained at noise levels from this one up; the last of 20 uniform steps is taken at it.
+#: The flow is trained at noise levels from this one up. Of the levels of 20 steps (1 to 0.054, then 0.001) only the last
+#: lies below it.
 LOWEST_SIGMA = 0.05
 
 
@@ -214,6 +225,13 @@ def train_flow(
         if report is not None:
             report(step + 1)
     return ema.module.eval().requires_grad_(False)
+
+
+def noise_levels(steps: int, shift: float = 1.0) -> Tensor:
+    """Noise levels at which diffusers' Euler scheduler takes its steps, with the 0 it ends at."""
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
+    scheduler.set_timesteps(steps)
+    return scheduler.sigmas
 
 
 @torch.no_grad()

@@ -32,15 +32,21 @@ def once(name: str, *key: Any) -> Any:
     return getattr(experiments, name)(*key)
 
 
-def ten_seeds(ctx: Context, undecided: str) -> list[int]:
-    """Ten seeds in the record, five in a quick run; the note names the claim that five had left undecided."""
+#: The designs of the rows were settled while the first seeds were looked at; a record reports others.
+_LOOKED_AT = 200
+
+
+def fresh_seeds(ctx: Context, n: int) -> list[int]:
+    """Seeds that were never looked at while sizes, steps and rivals were settled; a quick run takes its first five."""
     if ctx.tier != "cpu":
         return ctx.seeds(5)
-    why = "an earlier record with five left this row undecided"
-    if ctx.claim != undecided:
-        why = f"those of {undecided}, which an earlier record with five left undecided"
-    ctx.note(f"ten seeds: {why}")
-    return ctx.seeds(10)
+    ctx.note(f"sizes and steps were settled on seeds below {ctx.seeds(1)[0] + _LOOKED_AT}, which are not reported")
+    return ctx.seeds(_LOOKED_AT + n)[_LOOKED_AT:]
+
+
+def note_judge(ctx: Context, accuracy: float) -> None:
+    """Say in the record how far the judge of a row can be trusted."""
+    ctx.note(f"the judge is right on {accuracy:.3f} of the real images it was not fitted to")
 
 
 def seed_rows(ctx: Context, seeds: list[int], fn: Callable[[int], Any]) -> dict[int, Any]:
@@ -88,7 +94,8 @@ def share_cells(rows: dict[int, dict[str, float]], method: str = "ours") -> list
 
 def not_copied(rows: dict[int, Any], used: DataUse, reason: str = "") -> Measurement:
     """A copy check: distances to the nearest reference, compared to those of held-out real images."""
-    base = {k: series_of(rows, k, "copy") for k in ("held out", "unguided", "latent average")}
+    rivals = ("held out", "unguided", "latent average", "SDEdit", "classifier guidance", "prompt")
+    base = {k: series_of(rows, k, "copy") for k in rivals if k in next(iter(rows.values()))}
     return Measurement(
         ours=series_of(rows, "quadratic 2", "copy"), baselines=base, compared_to="held out", seeds=list(rows),
         cells=cells_of(rows), data=[used], reason=reason,

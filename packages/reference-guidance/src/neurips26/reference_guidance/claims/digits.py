@@ -10,11 +10,12 @@ from neurips26.reference_guidance.claims.common import (
     DIGITS,
     NO_TABLE,
     control_row,
+    fresh_seeds,
     not_copied,
+    note_judge,
     once,
     seed_rows,
     share_cells,
-    ten_seeds,
 )
 from neurips26.reference_guidance.toys import VectorFlow
 from neurips26.shared.claims import Claim, Criterion, Measurement, Series, Tuning, measures, tunes
@@ -36,7 +37,8 @@ def _flow(ctx: Context, seed: int) -> VectorFlow:
 
 def _digits(ctx: Context) -> dict[int, Any]:
     size = (8, 4, True) if ctx.tier == "quick" else (12, 5)
-    return seed_rows(ctx, ten_seeds(ctx, "digits-not-copied"), lambda s: once("digit_control", _flow(ctx, s), s, *size))
+    note_judge(ctx, experiments.digit_judge().accuracy)
+    return seed_rows(ctx, fresh_seeds(ctx, 10), lambda s: once("digit_control", _flow(ctx, s), s, *size))
 
 
 @measures(
@@ -50,7 +52,7 @@ def digits_control(ctx: Context) -> Measurement:
     """Quadratic schedule, strength 2, top 4 of 20, released distance."""
     rows = _digits(ctx)
     paths = [ctx.figure("digits-contact-sheet.png"), ctx.figure("digits-steps.png"), ctx.figure("digits-strength.png")]
-    first = ctx.seeds(1)[0]
+    first = next(iter(rows))
     pictures.digit_sheets(paths[0], paths[1], _flow(ctx, first), first)
     pictures.strength_curve(paths[2], rows, "share of the wanted digit")
     m = control_row(ctx, rows, "quadratic 2", [DIGITS])
@@ -86,8 +88,9 @@ def digits_over_average(ctx: Context) -> Measurement:
 
 @tunes(
     "control-settings",
-    "Strength of guidance, of latent averaging and of classifier guidance, noise level of SDEdit: three settings each on "
-    "digits; chosen is the highest rate among those at least 0.85 times as far from the references as real digits",
+    "Strength of guidance, of latent averaging, of classifier guidance and of the prompt, noise level of SDEdit: three "
+    "settings each on digits; chosen is the highest rate among those at least 0.85 times as far from the references as real "
+    "digits",
 )
 def tune_control(ctx: Context) -> Tuning:
     """One tuning seed, ten digits; the other data sets take over what is chosen here."""
@@ -97,6 +100,7 @@ def tune_control(ctx: Context) -> Tuning:
         "quadratic": list(experiments.STRENGTH_GRID), "latent average": [r.average for r in experiments.RIVAL_GRID],
         "SDEdit": [r.sdedit for r in experiments.RIVAL_GRID],
         "classifier guidance": [r.classifier for r in experiments.RIVAL_GRID],
+        "prompt": [r.prompt for r in experiments.RIVAL_GRID],
     }  # fmt: skip
     floor, cells, chosen = 0.85 * found["held out"]["real"]["copy"], [], {}
     for name, values in names.items():
@@ -125,14 +129,14 @@ def composition(ctx: Context) -> Measurement:
     for name in ("mean", "latent average"):
         cells += share_cells({s: r[name] for s, r in rows.items()}, name if name != "mean" else "metric mean")
     path = ctx.figure("composition.png")
-    first = ctx.seeds(1)[0]
+    first = next(iter(rows))
     pictures.composition_strip(path, _flow(ctx, first), first)
     return Measurement(cells=cells, seeds=list(rows), data=[DIGITS], figures=[path])
 
 
 def _composition(ctx: Context) -> dict[int, Any]:
     n = 30 if ctx.tier == "quick" else 100
-    return seed_rows(ctx, ten_seeds(ctx, "composition"), lambda s: once("digit_composition", _flow(ctx, s), s, n))
+    return seed_rows(ctx, fresh_seeds(ctx, 10), lambda s: once("digit_composition", _flow(ctx, s), s, n))
 
 
 @measures(
@@ -170,9 +174,8 @@ def composition_error(ctx: Context) -> Measurement:
 def true_time(ctx: Context) -> Measurement:
     """Strength 0.5 quadratic, window .15-.95, schedule shifted by 3."""
     size = (8, 3.0, 3) if ctx.tier == "quick" else (20, 3.0, 5)
-    rows = seed_rows(
-        ctx, ten_seeds(ctx, "true-time"), lambda s: once("released_and_true_time", _flow(ctx, s), s, *size)
-    )
+    seeds = fresh_seeds(ctx, 10)
+    rows = seed_rows(ctx, seeds, lambda s: once("released_and_true_time", _flow(ctx, s), s, *size))
     m = control_row(ctx, rows, "true time", [DIGITS])
     m.compared_to = "released"
     return m

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from neurips26.reference_guidance import pictures
+from neurips26.reference_guidance import experiments, pictures
 from neurips26.reference_guidance.claims.common import (
     ANIMALS,
     FACES,
     NO_TABLE,
     SLUG,
     control_row,
+    fresh_seeds,
     not_copied,
+    note_judge,
     once,
     seed_rows,
 )
@@ -31,19 +34,26 @@ def _faces() -> Path:
     return data.require(SLUG, "olivetti_faces_64.npz")
 
 
-def _frozen(ctx: Context) -> int:
-    """Seed of the one flow that is frozen: the ten seeds of a row draw sets and noise, as the paper does with its model."""
-    ctx.note(
-        "one flow trained longer, ten seeds of sets and noise: an earlier record had five flows of half the steps, "
-        "which left style, identity and cats-dogs-control undecided and drew sketches half as often as the data hold them"
-    )
-    return ctx.seeds(1)[0]
+#: Frozen flows of the face and animal rows; the seeds of a row take them in turn.
+FLOWS = 3
+
+
+def _seeds(ctx: Context, n: int) -> tuple[list[int], Callable[[int], int]]:
+    """Seeds of sets and noise, and the seed of the frozen flow that each of them meets."""
+    seeds = fresh_seeds(ctx, n)
+    ctx.note(f"{FLOWS} frozen flows take turns; a seed draws the set and the noise")
+    return seeds, lambda s: seeds[(s - seeds[0]) % FLOWS]
+
+
+def _face_rows(ctx: Context, name: str) -> dict[int, Any]:
+    path = _faces()
+    note_judge(ctx, experiments._mixed(path)[2][name].accuracy)
+    seeds, trained = _seeds(ctx, 9)
+    return seed_rows(ctx, seeds, lambda s: once("face_control", path, trained(s), s)[name])
 
 
 def _face(ctx: Context, name: str, reason: str = "") -> Measurement:
-    trained = _frozen(ctx)
-    rows = seed_rows(ctx, ctx.seeds(10), lambda s: once("face_control", _faces(), trained, s)[name])
-    return control_row(ctx, rows, "quadratic 2", [FACES], reason)
+    return control_row(ctx, _face_rows(ctx, name), "quadratic 2", [FACES], reason)
 
 
 def _face_claim(id: str, what: str, at_least: float) -> Claim:
@@ -58,7 +68,7 @@ def faces_colour(ctx: Context) -> Measurement:
     """Tint; base rate 1/3."""
     m = _face(ctx, "tint")
     path = ctx.figure("faces-contact-sheet.png")
-    pictures.face_sheet(path, _faces(), ctx.seeds(1)[0])
+    pictures.face_sheet(path, _faces(), m.seeds[0])
     m.figures = [path]
     return m
 
@@ -67,8 +77,9 @@ def faces_colour(ctx: Context) -> Measurement:
 def faces_style(ctx: Context) -> Measurement:
     """Style; base rate 1/3."""
     why = (
-        "a sketch is the finest detail of a face: at small t, where the quadratic schedule is strong, the set's mean is too "
-        "smooth to show it, and the detail is left to the flow; bell and the exact distance act later and control it"
+        "a sketch is the finest detail of a face and the flow itself draws few that the judge takes for one (compare the row "
+        "of the prompt): at small t, where the quadratic schedule is strong, the set's mean is too smooth to show it, and the "
+        "detail is left to the flow; bell and the exact distance act later and control it"
     )
     return _face(ctx, "style", why)
 
@@ -81,11 +92,49 @@ def faces_structure(ctx: Context) -> Measurement:
 
 @measures(_face_claim("faces-identity-mixed", "a person, among mixed tints, styles and layouts,", 0.3), tiers=("cpu",))
 def faces_identity_mixed(ctx: Context) -> Measurement:
-    """Identity where it is a weak direction of the set; base rate about 1/10 among the judge's ten people."""
+    """Identity where it is a weak direction of the set, another person at every seed; base rate about 1/10."""
     why = (
         "tint, style and layout rule the distance between a sample and a reference; identity is a weak direction of it"
     )
     return _face(ctx, "person", why)
+
+
+def _copy_claim(id: str, what: str) -> Claim:
+    return Claim(
+        id, f"Those {what} lie about as far from the references as other real faces of the attribute do", NO_TABLE,
+        "scaled down", "distance to nearest reference relative to held-out real faces", "1", "higher",
+        Criterion("ratio", at_least=0.85),
+    )  # fmt: skip
+
+
+PULLED = (
+    "at strength 2 the early steps follow the mean of four references, and what is near their mean is nearer to each of them "
+    "than real faces are to each other; control and copying rise together along the strength"
+)
+
+
+@measures(_copy_claim("faces-colour-not-copied", "red faces"), tiers=("cpu",))
+def faces_colour_not_copied(ctx: Context) -> Measurement:
+    """Copy check of the same samples."""
+    return not_copied(_face_rows(ctx, "tint"), FACES, PULLED)
+
+
+@measures(_copy_claim("faces-style-not-copied", "sketches"), tiers=("cpu",))
+def faces_style_not_copied(ctx: Context) -> Measurement:
+    """Copy check of the same samples."""
+    return not_copied(_face_rows(ctx, "style"), FACES, PULLED)
+
+
+@measures(_copy_claim("faces-structure-not-copied", "half faces"), tiers=("cpu",))
+def faces_structure_not_copied(ctx: Context) -> Measurement:
+    """Copy check of the same samples."""
+    return not_copied(_face_rows(ctx, "layout"), FACES, PULLED)
+
+
+@measures(_copy_claim("faces-identity-mixed-not-copied", "faces of a person among mixed attributes"), tiers=("cpu",))
+def faces_identity_mixed_not_copied(ctx: Context) -> Measurement:
+    """Copy check of the same samples."""
+    return not_copied(_face_rows(ctx, "person"), FACES, PULLED)
 
 
 @measures(
@@ -111,19 +160,22 @@ def faces_identity(ctx: Context) -> Measurement:
 )  # fmt: skip
 def faces_identity_not_copied(ctx: Context) -> Measurement:
     """Copy check of the same samples."""
-    return not_copied(_people(ctx), FACES)
+    return not_copied(_people(ctx), FACES, PULLED)
 
 
 def _people(ctx: Context) -> dict[int, Any]:
-    ctx.note("twenty people a seed: an earlier record with four left both rows undecided")
-    return seed_rows(ctx, ctx.seeds(10), lambda s: once("identity_control", _faces(), s))
+    path = _faces()
+    note_judge(ctx, experiments._people(path)[2].accuracy)
+    seeds, trained = _seeds(ctx, 12)
+    return seed_rows(ctx, seeds, lambda s: once("identity_control", path, trained(s), s))
 
 
 # Cats and dogs --------------------------------------------------------------------------------------------------------
 def _animals(ctx: Context) -> dict[int, Any]:
     path = data.require(SLUG, "cifar10_cat_dog.zip")
-    trained = _frozen(ctx)
-    return seed_rows(ctx, ctx.seeds(10), lambda s: once("animal_control", path, trained, s))
+    note_judge(ctx, experiments._animals(path)[2].accuracy)
+    seeds, trained = _seeds(ctx, 9)
+    return seed_rows(ctx, seeds, lambda s: once("animal_control", path, trained(s), s))
 
 
 @measures(
@@ -139,7 +191,7 @@ def cats_dogs_control(ctx: Context) -> Measurement:
     """CIFAR-10 at 16x16; the judge is right about two times in three, which is why the bar is a difference."""
     rows = _animals(ctx)
     path, curve = ctx.figure("cats-dogs-contact-sheet.png"), ctx.figure("cats-dogs-strength.png")
-    pictures.animal_sheet(path, data.require(SLUG, "cifar10_cat_dog.zip"), ctx.seeds(1)[0])
+    pictures.animal_sheet(path, data.require(SLUG, "cifar10_cat_dog.zip"), next(iter(rows)))
     pictures.strength_curve(curve, rows, "share judged a dog: dogs minus cats")
     m = control_row(ctx, rows, "quadratic 2", [ANIMALS])
     m.figures = [path, curve]

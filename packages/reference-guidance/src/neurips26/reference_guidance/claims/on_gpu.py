@@ -70,7 +70,7 @@ def gpu_spg_parity(ctx: Context) -> Measurement:
 
 @measures(
     _on_gpu(
-        "klein-control", "Reference sets control colour, identity, style and structure of FLUX.2-klein-4B", NO_TABLE,
+        "klein-control", "Reference sets control colour, style and the kind of animal of FLUX.2-klein-4B", NO_TABLE,
         "CLIP similarity to the reference prompt, guided minus unguided", Criterion("difference", at_least=0.0),
     ),
     tiers=("cpu", "gpu"),
@@ -84,7 +84,14 @@ def klein_control(ctx: Context) -> Measurement:
 
     clip = "openai/clip-vit-base-patch32"
     judge, processor = CLIPModel.from_pretrained(clip), CLIPProcessor.from_pretrained(clip)
-    names = ("pink-elephant", "blue-elephant", "cat-van-gogh", "house-forest-sketch")
+    names = (
+        "pink-elephant",
+        "blue-elephant",
+        "cat-van-gogh",
+        "house-forest-sketch",
+        "savanna-giraffe",
+        "savanna-zebra",
+    )
     pipe = reproduce.load_pipeline(reproduce.released(names[0])["model"], torch.bfloat16).to("cuda")
 
     def scores(seed: int) -> dict[str, float]:
