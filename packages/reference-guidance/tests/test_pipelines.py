@@ -113,17 +113,14 @@ def test_flux2_latents_lead_back_to_the_mode_of_the_vae():
 
 def test_odd_sizes_follow_the_pipelines_rounding(family):
     name, pipe = family
-    if name == "sd3":
-        with pytest.raises(ValueError, match="divisible"):  # this pipeline refuses them itself
+    if name in ("sd3", "z-image"):
+        with pytest.raises(ValueError, match="divisible|multiple"):  # these refuse them themselves
             pipe(**tiny_call(name, height=35, width=53))
-        return
-    bank = ReferenceBank.from_images(pipe, [torch.rand(35, 53, 3).numpy()], 35, 53)
-    try:
-        latents, _ = seen(pipe, **tiny_call(name, height=35, width=53))
-    except ValueError as error:
-        assert "divisible" in str(error)
-    else:
-        assert bank.latents.shape[1:] == latents.shape[1:]
+    size = (36, 52) if name in ("sd3", "z-image") else (35, 53)
+    bank = ReferenceBank.from_images(pipe, [torch.rand(*size, 3).numpy()], *size)
+    with guide(pipe, ReferenceMeanGuidance(bank, strength=1.0, schedule="constant", window=(0.0, 1.0), topk=1)):
+        latents, _ = seen(pipe, **tiny_call(name, height=size[0], width=size[1]))
+    torch.testing.assert_close(latents, bank.latents, rtol=1e-5, atol=1e-5)
 
 
 def test_decoding_inverts_the_layout(family):
@@ -216,6 +213,18 @@ def test_the_path_of_a_step_is_the_reference_mean():
         torch.testing.assert_close(mu, expected, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(entropy, stats.entropy)
         torch.testing.assert_close(top1, stats.top1)
+
+
+def test_guidance_that_never_acts_is_told(family):
+    name, pipe = family
+    latents, _ = seen(pipe, **tiny_call(name))
+    bank = some_bank(latents.shape[1:])
+    for window in ((0.9, 0.95), (0.0, 0.95)):
+        steps = 4 if window[0] else 1
+        g = ReferenceMeanGuidance(bank, window=window, topk=2)
+        with guide(pipe, g), pytest.warns(UserWarning, match=f"none of the {steps} steps lies between"):
+            pipe(**tiny_call(name, num_inference_steps=steps))
+        assert not g.history
 
 
 def test_numbers_that_are_not_finite_are_told():

@@ -165,6 +165,41 @@ def test_pipeline_swaps_sets(model, tmp_path):
     torch.testing.assert_close(SPGPipeline(again)(2, a, 3, latents=noise), one)
 
 
+def test_pipeline_counts_weights_and_notices_other_anchors(model):
+    import copy
+
+    noise, bank = data(2, 5), ReferenceBank.from_latents(data(5, 1))
+    own = copy.deepcopy(model)
+    pipe = SPGPipeline(own)
+    uniform = pipe(2, bank, 3, latents=noise)
+    doubled = ReferenceBank.from_latents(torch.cat([bank.latents, bank.latents[:2]]))
+    weighted = bank.with_weights([2.0, 2.0, 1.0, 1.0, 1.0])
+    torch.testing.assert_close(
+        pipe(2, weighted, 3, latents=noise), pipe(2, doubled, 3, latents=noise), rtol=1e-4, atol=1e-5
+    )
+    assert not torch.allclose(pipe(2, weighted, 3, latents=noise), uniform)
+    only = bank.with_weights([0.0, 0.0, 1.0, 0.0, 0.0])
+    retrieved = own(noise, torch.full((2,), 0.5), own.anchor.cache(only.latents, only.log_prior)).retrieved
+    torch.testing.assert_close(retrieved, bank.latents[2].expand(2, 4, 8, 8))
+    pipe(2, bank, 3, latents=noise)
+    with torch.no_grad():
+        own.anchor.key.weight.mul_(3.0).add_(0.1 * torch.randn(32, 32))
+    torch.testing.assert_close(pipe(2, bank, 3, latents=noise), SPGPipeline(own)(2, bank, 3, latents=noise))
+
+
+def test_pipeline_refuses_a_set_of_another_vae(model):
+    from neurips26.reference_guidance.layouts import LatentSpace
+    from neurips26.reference_guidance.tiny import tiny_pipeline
+
+    vaes = [tiny_pipeline("sd3", seed).vae for seed in (0, 1)]
+    pixels = [torch.rand(16, 16, 3, generator=torch.Generator().manual_seed(i)).numpy() for i in range(2)]
+    bank = ReferenceBank.from_images(LatentSpace(vaes[0], 0.5), pixels, 16, 16)
+    assert SPGPipeline(model, vaes[0], 0.5)(1, bank, 2).shape == (1, 3, 16, 16)
+    for vae, scale in ((vaes[1], 0.5), (vaes[0], 1.0)):
+        with pytest.raises(BankMismatchError, match="digest|scaling"):
+            SPGPipeline(model, vae, scale)(1, bank, 2)
+
+
 def test_sampler_lands_on_a_constant_mean():
     mu = data(2, 3)
     got = euler_sample(lambda x, t: mu, data(2), 20)

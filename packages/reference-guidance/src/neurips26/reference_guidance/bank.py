@@ -281,7 +281,7 @@ class ReferenceBank:
     def digest(self) -> str:
         """What tells this bank from every other: its latents, weights and latent space."""
         assert self.weights is not None
-        both = _digest(self.latents.detach().cpu()) + _digest(self.weights.cpu())
+        both = _digest(self.latents.detach().cpu()) + _digest(self.weights.cpu()[:, None])
         return hashlib.sha256((both + json.dumps(self.fingerprint, sort_keys=True)).encode()).hexdigest()[:32]
 
     # Changing one -------------------------------------------------------------------------------------------------

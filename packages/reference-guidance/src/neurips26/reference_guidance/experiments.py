@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import tomllib
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -52,15 +53,19 @@ BANK, TOPK = 20, 4
 #: What the tuning grid tries: the strength of ours, and the settings of the rivals, three each.
 STRENGTH_GRID = (1.0, 2.0, 4.0)
 #: Strength curves reported for every control claim: schedule, strength, metric.
-CURVE = [
+CURVE: Curve = [
     ("quadratic", 0.5, "mean"), ("quadratic", 1.0, "mean"), ("quadratic", 2.0, "mean"), ("bell", 0.5, "mean"),
     ("bell", 1.0, "mean"), ("constant", 0.5, "mean"), ("quadratic", 2.0, "sum"),
 ]  # fmt: skip
 
 
+#: Points of the strength curve: schedule, strength, metric.
+Curve = list[tuple[str, float, str]]
+
+
 @dataclass(frozen=True)
 class Rivals:
-    """Settings of the rivals, each the better of three on a tuning seed (grid "control-settings").
+    """Settings of the rivals, each the best of three on a tuning seed of the same data (grids "...-settings").
 
     Attributes:
         average: strength of latent averaging, on the quadratic schedule.
@@ -71,12 +76,20 @@ class Rivals:
 
     average: float
     sdedit: float
-    classifier: float
-    prompt: float
+    classifier: float = 1.0
+    prompt: float = 1.0
+
+    def of(self, method: str) -> dict[str, float]:
+        """The setting of a method by its name in a row; empty where it has none."""
+        return {
+            "latent average": {"strength": self.average}, "SDEdit": {"level": self.sdedit},
+            "classifier guidance": {"strength": self.classifier}, "prompt": {"weight": self.prompt},
+            "quadratic 2": {"strength": 2.0},
+        }.get(method, {})  # fmt: skip
 
 
 CHOSEN = tomllib.loads((Path(__file__).parent / "configs" / "chosen.toml").read_text("utf-8"))
-RIVALS = Rivals(**CHOSEN["rivals"])
+RIVALS = {name: Rivals(**values) for name, values in CHOSEN["rivals"].items()}
 RIVAL_GRID = (Rivals(1.0, 0.5, 5.0, 1.0), Rivals(2.0, 0.7, 20.0, 2.0), Rivals(4.0, 0.85, 80.0, 4.0))
 
 
@@ -119,7 +132,7 @@ def setting(schedule: str, strength: float, metric: str) -> str:
 
 def control(
     flow: VectorFlow, bank: ReferenceBank, judge: Judge, target: int, noise: Tensor, seed: int,
-    prompt: int | None = None, curve: list[tuple[str, float, str]] | None = None, rivals: Rivals | None = None,
+    rivals: Rivals, prompt: int | None = None, curve: Curve | None = None,
 ) -> dict[str, dict[str, float]]:  # fmt: skip
     """Rate of the attribute, copy distance and spread: unguided, over the strength curve, and for the rivals.
 
@@ -130,11 +143,11 @@ def control(
         target: the wanted class.
         noise: starting points, the same for every method.
         seed: of the references that are copied or noised.
+        rivals: settings of the rivals.
         prompt: the attribute in words, where the flow knows prompts.
         curve: points of the strength curve; all of ``CURVE`` by default.
-        rivals: settings of the rivals.
     """
-    how, rng = rivals or RIVALS, seeding.rng(seed, "rivals")
+    how, rng = rivals, seeding.rng(seed, "rivals")
 
     def plain(x: Tensor, t: Tensor) -> Tensor:
         return flow(x, t)
@@ -333,8 +346,9 @@ def digit_flow(seed: int, steps: int = DIGIT_STEPS, width: int = 384) -> VectorF
 
 
 def digit_control(
-    flow: VectorFlow, seed: int, per_class: int = 16, classes: int = 10, short: bool = False
-) -> dict[str, Any]:
+    flow: VectorFlow, seed: int, per_class: int = 16, classes: int = 10, curve: Curve | None = None,
+    rivals: Rivals | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Control of the digit by banks of 20 test digits, averaged over ``classes`` random classes."""
     judge, (_, test) = trusted(digit_judge(), "digits"), split(digits(), 0.3, 4)
     rows, held = [], []
@@ -343,10 +357,9 @@ def digit_control(
         inside = _pick(pool, BANK, seed, c)
         real = test.images[pool[~torch.isin(pool, inside)]]
         bank = ReferenceBank.from_latents(test.images[inside])
-        curve = SHORT_CURVE if short else None
         noise = _noise(per_class, (1, 8, 8), seed, c)
-        row = control(flow, bank, judge, c, noise, seed + c, c + 1, curve)
-        if not short:
+        row = control(flow, bank, judge, c, noise, seed + c, rivals or RIVALS["digits"], c + 1, curve)
+        if curve is None:
             few = bank.subset(list(range(5)))
             sweep = {
                 "k = 1": (settings(bank, 2.0, topk=1), 20), "k = 20": (settings(bank, 2.0, topk=None), 20),
@@ -369,25 +382,18 @@ def _classes(seed: int, n: int) -> list[int]:
     return sorted(seeding.rng(seed, "classes").permutation(10)[:n].tolist())
 
 
-def settings_grid(seed: int, per_class: int = 8) -> dict[str, dict[str, dict[str, float]]]:
-    """Three settings of every method on digits; by method and setting: rate, copy distance, spread."""
-    flow, judge, (_, test) = digit_flow(seed), digit_judge(), split(digits(), 0.3, 4)
-    found: dict[str, list[dict[str, dict[str, float]]]] = {}
-    real = []
-    for c in range(10):
-        pool = test.where(digit=c)
-        inside = _pick(pool, BANK, seed, c)
-        bank = ReferenceBank.from_latents(test.images[inside])
-        real.append(copy_distance(test.images[pool[~torch.isin(pool, inside)]], bank))
-        noise = _noise(per_class, (1, 8, 8), seed, c)
-        for i, rivals in enumerate(RIVAL_GRID):
-            curve = [("quadratic", STRENGTH_GRID[i], "mean")]
-            row = control(flow, bank, judge, c, noise, seed + c, curve=curve, rivals=rivals)
-            row["quadratic"] = row.pop(setting(*curve[0]))
-            found.setdefault(str(i), []).append(row)
-    out: dict[str, Any] = {i: _average(rows) for i, rows in found.items()}
-    out["held out"] = {"real": {"copy": float(np.mean(real))}}
-    return out
+def settings_grid(measure: Callable[[Curve, Rivals], dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Three settings of every method; by number of the setting and method: rate, copy distance, spread.
+
+    Args:
+        measure: a control experiment, given a strength curve of one point and the settings of the rivals.
+    """
+    found = {}
+    for i, rivals in enumerate(RIVAL_GRID):
+        curve = [("quadratic", STRENGTH_GRID[i], "mean")]
+        found[str(i)] = row = measure(curve, rivals)
+        row["ours"] = row.pop(setting(*curve[0]))
+    return found
 
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -474,9 +480,13 @@ def mixed_flow(path: Path, seed: int, steps: int = FACE_STEPS) -> VectorFlow:
 
 #: What banks have in common: red, a sketch, the left half; a person is another one at every seed.
 FACE_TARGETS = {"tint": (0, 1), "style": (1, 5), "layout": (1, 8)}
+FACE_ATTRIBUTES = (*FACE_TARGETS, "person")
 
 
-def face_control(path: Path, trained: int, seed: int, n: int = 64) -> dict[str, Any]:
+def face_control(
+    path: Path, trained: int, seed: int, n: int = 64, names: tuple[str, ...] = FACE_ATTRIBUTES,
+    curve: Curve | None = None, rivals: Rivals | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Colour (red), style (sketch), structure (left half) and identity by banks of 20 that mix all other attributes.
 
     Args:
@@ -484,16 +494,20 @@ def face_control(path: Path, trained: int, seed: int, n: int = 64) -> dict[str, 
         trained: seed of the frozen flow.
         seed: of banks and noise, and of the person.
         n: samples a method.
+        names: attributes.
+        curve, rivals: see :func:`control`.
     """
     train, pool, judges = _mixed(path)
     flow, shape = mixed_flow(path, trained), tuple(train.images.shape[1:])
     out: dict[str, Any] = {}
     wanted: dict[str, tuple[int, int | None]] = {**FACE_TARGETS, "person": (30 + seed % 10, None)}
-    for name, (target, prompt) in wanted.items():
+    for name in names:
+        target, prompt = wanted[name]
         judge = trusted(judges[name], name)
         inside = _pick(pool.where(**{name: target}), BANK, seed, name)
         bank = ReferenceBank.from_latents(pool.images[inside])
-        out[name] = control(flow, bank, judge, target, _noise(n, shape, seed, name), seed, prompt)
+        noise, how = _noise(n, shape, seed, name), rivals or RIVALS[name]
+        out[name] = control(flow, bank, judge, target, noise, seed, how, prompt, curve)
         rest = pool.where(**{name: target})
         rest = _pick(rest[~torch.isin(rest, inside)], 80, seed, name, "rest")
         real = pool.images[rest]
@@ -521,7 +535,10 @@ def people_flow(path: Path, seed: int) -> VectorFlow:
     return train_flow(_people(path)[0].images, PEOPLE_STEPS, seed, 512)
 
 
-def identity_control(path: Path, trained: int, seed: int, people: int = 20, n: int = 8) -> dict[str, Any]:
+def identity_control(
+    path: Path, trained: int, seed: int, people: int = 20, n: int = 8, curve: Curve | None = None,
+    rivals: Rivals | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Identity on plain faces by the three photographs of a person that the flow never saw."""
     train, unseen, judge = _people(path)
     trusted(judge, "people")
@@ -529,7 +546,8 @@ def identity_control(path: Path, trained: int, seed: int, people: int = 20, n: i
     rows, held = [], []
     for p in seeding.rng(seed, "people").permutation(40)[:people].tolist():
         bank = ReferenceBank.from_latents(unseen.images[unseen.where(person=p)])
-        rows.append(control(flow, bank, judge, p, _noise(n, shape, seed, p), seed + p))
+        how = rivals or RIVALS["people"]
+        rows.append(control(flow, bank, judge, p, _noise(n, shape, seed, p), seed + p, how, curve=curve))
         # other real photographs of the person, to the bank; the judge is tested on the unseen ones
         real = train.images[train.where(person=p)]
         held.append({"rate": judge.rate(bank.latents, p), "copy": copy_distance(real, bank), "spread": spread(real)})
@@ -557,7 +575,10 @@ def animal_flow(path: Path, seed: int, steps: int = ANIMAL_STEPS) -> VectorFlow:
     return train_flow(train.images, steps, seed, 512, prompts=train.labels["species"][:, None] + 1)
 
 
-def animal_control(path: Path, trained: int, seed: int, sets: int = 3, n: int = 32) -> dict[str, Any]:
+def animal_control(
+    path: Path, trained: int, seed: int, sets: int = 3, n: int = 32, curve: Curve | None = None,
+    rivals: Rivals | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Sets of 20 test cats against sets of 20 test dogs: how far the share judged a dog moves ("rate").
 
     For every method the rate is that share under dogs minus that share under cats, so a judge's bias cancels. Real cats
@@ -569,6 +590,7 @@ def animal_control(path: Path, trained: int, seed: int, sets: int = 3, n: int = 
         seed: of sets and noise.
         sets: of each species; which twenty animals a set holds matters more than the noise.
         n: samples a set.
+        curve, rivals: see :func:`control`.
     """
     train, test, judge = _animals(path)
     flow, shape = animal_flow(path, trained), tuple(train.images.shape[1:])
@@ -578,7 +600,8 @@ def animal_control(path: Path, trained: int, seed: int, sets: int = 3, n: int = 
         inside = _pick(pool, BANK, seed, species, draw)
         bank, noise = ReferenceBank.from_latents(test.images[inside]), _noise(n, shape, seed, "animals", draw)
         # the target of the probe is the set's species; the rate counts dogs under both
-        row = control(flow, bank, judge, species, noise, seed + draw, species + 1)
+        how = rivals or RIVALS["animals"]
+        row = control(flow, bank, judge, species, noise, seed + draw, how, species + 1, curve)
         x = test.images[_pick(pool[~torch.isin(pool, inside)], 200, seed, species, draw, "rest")]
         real = {"rate": judge.rate(x, species), "copy": copy_distance(x, bank), "spread": spread(x)}
         sides[species].append(row | {"held out": real})

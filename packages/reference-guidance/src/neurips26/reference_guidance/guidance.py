@@ -157,6 +157,18 @@ class ReferenceMeanGuidance:
             )
         return self._reached
 
+    def begin(self, sample: Tensor, steps: int) -> None:
+        """Start a run of ``steps`` solver steps: forget the last one, and check what can be checked before the first."""
+        self.history.clear()
+        for bank in self.banks:
+            bank.check_latents(sample)
+        if not any(in_window(i, steps, self.window) for i in range(steps)):
+            warnings.warn(
+                f"window: none of the {steps} steps lies between the fractions {self.window[0]:g} and {self.window[1]:g}; "
+                "nothing is guided",
+                stacklevel=3,
+            )
+
     def mean(self, x: Tensor, t: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Reference mean of a batch with the entropy and largest weight of every sample."""
         banks = self.banks

@@ -80,9 +80,9 @@ class ReferenceGuidanceCallback(PipelineCallback):
     ) -> dict[str, Any]:
         """Called by the pipeline after each step."""
         if step_index == 0 or self._run is None:
-            self.guidance.history.clear()
             for bank in self.guidance.banks:
                 bank.check_pipe(pipeline)
+            self.guidance.begin(callback_kwargs["latents"], int(pipeline.num_timesteps))
             self._run = ReleasedCorrection(self.guidance)
         steps = int(pipeline.num_timesteps)
         callback_kwargs["latents"] = self._run(callback_kwargs["latents"], step_index, steps)

@@ -53,10 +53,8 @@ class ReferenceGuidanceMixin:
         if self.step_index is None:  # type: ignore[attr-defined]
             # first step of a run. (set_timesteps stays untouched: pipelines read its signature.)
             self._init_step_index(timestep)  # type: ignore[attr-defined]
-            self.guidance.history.clear()
+            self.guidance.begin(sample, len(self.timesteps))  # type: ignore[attr-defined]
             self._released = None
-            for bank in self.guidance.banks:
-                bank.check_latents(sample)
         index, steps = int(self.step_index), len(self.timesteps)  # type: ignore[attr-defined]
         if self.guidance.mode != "in_step":
             return self._step_released(base, index, steps, model_output, timestep, sample, *args, **kwargs)

@@ -65,7 +65,7 @@ def _anchor() -> tuple[Call, Call]:
 
 
 CASES = {
-    "pipeline": Case(_pipeline, 1.15, "the unguided pipeline", 40),
+    "pipeline": Case(_pipeline, 1.15, "the unguided pipeline", 60),
     "mean": Case(_mean, 3.0, "one float64 product refs @ x"),
     "anchor": Case(_anchor, 0.5, "keys computed at every step"),
 }

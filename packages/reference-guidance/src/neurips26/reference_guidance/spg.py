@@ -100,11 +100,13 @@ class AnchorCache:
         keys: (heads * patches, head_dim, m), ready for one batched product.
         values: (heads * patches, m, numbers / heads), the raw patches.
         size: m.
+        log_prior: log prior weights (m,), added to the logits; ``None`` where all references count alike.
     """
 
     keys: Tensor
     values: Tensor
     size: int
+    log_prior: Tensor | None = None
 
 
 @dataclass
@@ -173,8 +175,8 @@ class MeanAnchor(nn.Module):
         whole = c.channels * c.height * c.width
         self.whole = nn.Linear(whole, c.dim) if c.query == "global" else None
 
-    def cache(self, references: Float[Tensor, "m c h w"]) -> AnchorCache:
-        """Keys and values of a set."""
+    def cache(self, references: Float[Tensor, "m c h w"], log_prior: Float[Tensor, " m"] | None = None) -> AnchorCache:
+        """Keys and values of a set; prior weights, which the authors' sets have not, as in the reference mean."""
         c = self.config
         if references.shape[0] == 0:
             raise EmptyBankError("references: expected at least one reference, got 0")
@@ -190,7 +192,8 @@ class MeanAnchor(nn.Module):
         values = patches.reshape(m, n, c.anchor_heads, -1)
         # (n, heads) leads, so that the whole retrieval is two batched products
         keys = keys.permute(1, 2, 3, 0).flatten(0, 1).float().contiguous()
-        return AnchorCache(keys, values.permute(1, 2, 0, 3).flatten(0, 1).float().contiguous(), m)
+        prior = None if log_prior is None else log_prior.to(keys.device, torch.float32)
+        return AnchorCache(keys, values.permute(1, 2, 0, 3).flatten(0, 1).float().contiguous(), m, prior)
 
     def forward(self, x: Tensor, time: Tensor, bank: AnchorCache, mask: Tensor | None) -> Tensor:
         """Retrieved mean (b, c, h, w); ``mask`` (b, m) is True where a reference may be used."""
@@ -212,23 +215,22 @@ class MeanAnchor(nn.Module):
     def _attend(self, q: Tensor, bank: AnchorCache, mask: Tensor | None) -> Tensor:
         """Softmax over the set, streamed in blocks: running maximum, denominator, numerator."""
         chunk = self.config.chunk
+
+        def logits_of(part: slice, hidden: float = -math.inf) -> Tensor:
+            logits = q @ bank.keys[..., part]
+            if bank.log_prior is not None:
+                logits = logits + bank.log_prior[part].clamp_min(hidden)
+            return logits if mask is None else logits.masked_fill(~mask[:, part], hidden)
+
         if self.config.attention == "entmax15":
             from entmax import entmax15
 
-            logits = q @ bank.keys
-            if mask is not None:
-                logits = logits.masked_fill(~mask, -1e4)
-            return entmax15(logits, dim=-1) @ bank.values
+            return entmax15(logits_of(slice(None), -1e4), dim=-1) @ bank.values
         if bank.size <= chunk:
-            logits = q @ bank.keys
-            if mask is not None:
-                logits = logits.masked_fill(~mask, -math.inf)
-            return logits.softmax(-1) @ bank.values
+            return logits_of(slice(None)).softmax(-1) @ bank.values
         high = den = num = None
         for s in range(0, bank.size, chunk):
-            logits = q @ bank.keys[..., s : s + chunk]
-            if mask is not None:
-                logits = logits.masked_fill(~mask[:, s : s + chunk], -math.inf)
+            logits = logits_of(slice(s, s + chunk))
             top = logits.amax(-1, keepdim=True)
             top = top if high is None else torch.maximum(top, high)
             shift = top.masked_fill(top == -math.inf, 0.0)

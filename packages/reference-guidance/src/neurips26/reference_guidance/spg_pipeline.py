@@ -9,6 +9,7 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 
 from neurips26.reference_guidance.bank import ReferenceBank
+from neurips26.reference_guidance.layouts import LatentSpace
 from neurips26.reference_guidance.spg import SPG, AnchorCache, euler_sample
 from neurips26.shared.arrays import check_int
 
@@ -27,15 +28,22 @@ class SPGPipeline(DiffusionPipeline):
         super().__init__()
         self.register_modules(model=model, vae=vae)
         self.register_to_config(latent_scale=latent_scale)
-        self._bank: tuple[ReferenceBank, AnchorCache] | None = None
+        self._bank: tuple[ReferenceBank, Any, AnchorCache] | None = None
 
     def cache(self, references: ReferenceBank) -> AnchorCache:
-        """Cached keys of a set."""
-        if self._bank is None or self._bank[0] is not references:
+        """Cached keys of a set, made anew when the set or the anchor's weights are others.
+
+        Raises:
+            BankMismatchError: the set lives in the latent space of another VAE than the pipeline's.
+        """
+        weights = [(p.data_ptr(), p._version, p.dtype, p.device) for p in self.model.anchor.parameters()]
+        if self._bank is None or self._bank[0] is not references or self._bank[1] != weights:
+            if self.vae is not None:
+                references.check_pipe(LatentSpace(self.vae, self.config.latent_scale))
             with torch.no_grad():
                 latents = references.latents.to(self.model.device, self.model.dtype)
-                self._bank = (references, self.model.anchor.cache(latents))
-        return self._bank[1]
+                self._bank = (references, weights, self.model.anchor.cache(latents, references.log_prior))
+        return self._bank[2]
 
     @torch.no_grad()
     def __call__(

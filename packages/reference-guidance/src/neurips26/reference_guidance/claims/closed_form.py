@@ -16,6 +16,7 @@ from neurips26.shared.claims import Claim, Criterion, Measurement, Series, measu
 from neurips26.shared.context import Context
 
 LATE_LABELS = (
+    "an explanation that no row measures: "
     "the kernel of the soft labels is flat at small t, where trajectories choose their class; the true labels choose it "
     "from the start. The authors' standardised pixels, grid of times and judge are used; their accuracy is a figure only"
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from neurips26.reference_guidance import experiments, pictures
@@ -9,12 +10,14 @@ from neurips26.reference_guidance.claims.common import (
     COMPOSITION_RANK,
     DIGITS,
     NO_TABLE,
+    TUNED,
     control_row,
     fresh_seeds,
     not_copied,
     note_judge,
     once,
     seed_rows,
+    settings_tuning,
     share_cells,
 )
 from neurips26.reference_guidance.toys import VectorFlow
@@ -22,7 +25,8 @@ from neurips26.shared.claims import Claim, Criterion, Measurement, Series, Tunin
 from neurips26.shared.context import Context
 
 AVERAGE_DOES_IT = (
-    "at small t, where the quadratic schedule is strong, the released distance weighs all references of a set alike: the "
+    "likely, and not measured apart: at small t, where the quadratic schedule is strong, the released distance weighs all "
+    "references of a set alike: the "
     "posterior mean is the plain average there; the two part on sets of more than one kind (claim composition-error)"
 )
 
@@ -36,9 +40,15 @@ def _flow(ctx: Context, seed: int) -> VectorFlow:
 
 
 def _digits(ctx: Context) -> dict[int, Any]:
-    size = (8, 4, True) if ctx.tier == "quick" else (12, 5)
+    size = (8, 4, False) if ctx.tier == "quick" else (12, 5, True)
     note_judge(ctx, experiments.digit_judge().accuracy)
-    return seed_rows(ctx, fresh_seeds(ctx, 10), lambda s: once("digit_control", _flow(ctx, s), s, *size))
+    return seed_rows(ctx, fresh_seeds(ctx, 10), lambda s: _rows(_flow(ctx, s), s, *size))
+
+
+@cache
+def _rows(flow: VectorFlow, seed: int, per_class: int, classes: int, whole: bool) -> dict[str, Any]:
+    curve = None if whole else experiments.SHORT_CURVE
+    return experiments.digit_control(flow, seed, per_class, classes, curve)
 
 
 @measures(
@@ -55,8 +65,8 @@ def digits_control(ctx: Context) -> Measurement:
     first = next(iter(rows))
     pictures.digit_sheets(paths[0], paths[1], _flow(ctx, first), first)
     pictures.strength_curve(paths[2], rows, "share of the wanted digit")
-    m = control_row(ctx, rows, "quadratic 2", [DIGITS])
-    m.figures, m.tuned_by = paths, "control-settings"
+    m = control_row(rows, "quadratic 2", DIGITS, "digits")
+    m.figures = paths
     return m
 
 
@@ -69,7 +79,7 @@ def digits_control(ctx: Context) -> Measurement:
 )  # fmt: skip
 def digits_not_copied(ctx: Context) -> Measurement:
     """Copy check of the same samples."""
-    return not_copied(_digits(ctx), DIGITS)
+    return not_copied(_digits(ctx), DIGITS, "digits")
 
 
 @measures(
@@ -81,37 +91,17 @@ def digits_not_copied(ctx: Context) -> Measurement:
 )  # fmt: skip
 def digits_over_average(ctx: Context) -> Measurement:
     """Against latent averaging at the strength tuned for it."""
-    m = control_row(ctx, _digits(ctx), "quadratic 2", [DIGITS], AVERAGE_DOES_IT)
-    m.compared_to, m.tuned_by = "latent average", "control-settings"
+    m = control_row(_digits(ctx), "quadratic 2", DIGITS, "digits", AVERAGE_DOES_IT)
+    m.compared_to = "latent average"
     return m
 
 
-@tunes(
-    "control-settings",
-    "Strength of guidance, of latent averaging, of classifier guidance and of the prompt, noise level of SDEdit: three "
-    "settings each on digits; chosen is the highest rate among those at least 0.85 times as far from the references as real "
-    "digits",
-)
-def tune_control(ctx: Context) -> Tuning:
-    """One tuning seed, ten digits; the other data sets take over what is chosen here."""
-    seed = ctx.seeds(1)[0]
-    found = ctx.cell({"seed": seed}, lambda: experiments.settings_grid(seed))
-    names = {
-        "quadratic": list(experiments.STRENGTH_GRID), "latent average": [r.average for r in experiments.RIVAL_GRID],
-        "SDEdit": [r.sdedit for r in experiments.RIVAL_GRID],
-        "classifier guidance": [r.classifier for r in experiments.RIVAL_GRID],
-        "prompt": [r.prompt for r in experiments.RIVAL_GRID],
-    }  # fmt: skip
-    floor, cells, chosen = 0.85 * found["held out"]["real"]["copy"], [], {}
-    for name, values in names.items():
-        rows = [found[str(i)][name] for i in range(3)]
-        cells += [
-            {"factors": {"setting": v, "metric": m}, "seed": seed, "method": name, "value": r[m]}
-            for v, r in zip(values, rows) for m in ("rate", "copy")
-        ]  # fmt: skip
-        best = max(range(3), key=lambda i: (rows[i]["copy"] >= floor, rows[i]["rate"]))
-        chosen[name] = {"setting": values[best]}
-    return Tuning(cells, chosen)
+@tunes("digits-settings", TUNED + "digits, whose strength of guidance all other data take over")
+def tune_digits(ctx: Context) -> Tuning:
+    """One tuning seed, ten digits."""
+    return settings_tuning(
+        ctx, lambda s, curve, how: experiments.digit_control(experiments.digit_flow(s), s, 8, 10, curve, how), ours=True
+    )
 
 
 @measures(
@@ -176,6 +166,6 @@ def true_time(ctx: Context) -> Measurement:
     size = (8, 3.0, 3) if ctx.tier == "quick" else (20, 3.0, 5)
     seeds = fresh_seeds(ctx, 10)
     rows = seed_rows(ctx, seeds, lambda s: once("released_and_true_time", _flow(ctx, s), s, *size))
-    m = control_row(ctx, rows, "true time", [DIGITS])
+    m = control_row(rows, "true time", DIGITS)
     m.compared_to = "released"
     return m

@@ -12,15 +12,17 @@ from neurips26.reference_guidance.claims.common import (
     FACES,
     NO_TABLE,
     SLUG,
+    TUNED,
     control_row,
     fresh_seeds,
     not_copied,
     note_judge,
     once,
     seed_rows,
+    settings_tuning,
 )
 from neurips26.shared import data
-from neurips26.shared.claims import Claim, Criterion, Measurement, measures
+from neurips26.shared.claims import Claim, Criterion, Measurement, Tuning, measures, tunes
 from neurips26.shared.context import Context
 
 SMOOTH = (
@@ -48,12 +50,13 @@ def _seeds(ctx: Context, n: int) -> tuple[list[int], Callable[[int], int]]:
 def _face_rows(ctx: Context, name: str) -> dict[int, Any]:
     path = _faces()
     note_judge(ctx, experiments._mixed(path)[2][name].accuracy)
-    seeds, trained = _seeds(ctx, 9)
-    return seed_rows(ctx, seeds, lambda s: once("face_control", path, trained(s), s)[name])
+    # sets differ most in how well they show a style: four times the seeds of the others
+    seeds, trained = _seeds(ctx, 42 if name == "style" else 9)
+    return seed_rows(ctx, seeds, lambda s: once("face_control", path, trained(s), s, 64, (name,))[name])
 
 
 def _face(ctx: Context, name: str, reason: str = "") -> Measurement:
-    return control_row(ctx, _face_rows(ctx, name), "quadratic 2", [FACES], reason)
+    return control_row(_face_rows(ctx, name), "quadratic 2", FACES, name, reason)
 
 
 def _face_claim(id: str, what: str, at_least: float) -> Claim:
@@ -61,6 +64,51 @@ def _face_claim(id: str, what: str, at_least: float) -> Claim:
         id, f"Twenty references that share {what} and mix all else give a frozen face flow that attribute", NO_TABLE,
         "scaled down", "share of samples with the attribute", "1", "higher", Criterion("bound", at_least=at_least),
     )  # fmt: skip
+
+
+def _tune_face(ctx: Context, name: str) -> Tuning:
+    path = _faces()
+    return settings_tuning(
+        ctx, lambda s, curve, how: experiments.face_control(path, s, s, 64, (name,), curve, how)[name]
+    )
+
+
+@tunes("tint-settings", TUNED + "red faces")
+def tune_tint(ctx: Context) -> Tuning:
+    """One flow and one set of a tuning seed, as for the other attributes of faces."""
+    return _tune_face(ctx, "tint")
+
+
+@tunes("style-settings", TUNED + "sketched faces")
+def tune_style(ctx: Context) -> Tuning:
+    """See :func:`tune_tint`."""
+    return _tune_face(ctx, "style")
+
+
+@tunes("layout-settings", TUNED + "half faces")
+def tune_layout(ctx: Context) -> Tuning:
+    """See :func:`tune_tint`."""
+    return _tune_face(ctx, "layout")
+
+
+@tunes("person-settings", TUNED + "a person among mixed attributes")
+def tune_person(ctx: Context) -> Tuning:
+    """See :func:`tune_tint`."""
+    return _tune_face(ctx, "person")
+
+
+@tunes("people-settings", TUNED + "people on plain faces")
+def tune_people(ctx: Context) -> Tuning:
+    """Ten people of one tuning seed."""
+    path = _faces()
+    return settings_tuning(ctx, lambda s, curve, how: experiments.identity_control(path, s, s, 10, 8, curve, how))
+
+
+@tunes("animals-settings", TUNED + "cats and dogs")
+def tune_animals(ctx: Context) -> Tuning:
+    """Two sets of each species of one tuning seed."""
+    path = data.require(SLUG, "cifar10_cat_dog.zip")
+    return settings_tuning(ctx, lambda s, curve, how: experiments.animal_control(path, s, s, 2, 32, curve, how))
 
 
 @measures(_face_claim("faces-colour", "a colour (red)", 0.95), tiers=("cpu",))
@@ -77,9 +125,9 @@ def faces_colour(ctx: Context) -> Measurement:
 def faces_style(ctx: Context) -> Measurement:
     """Style; base rate 1/3."""
     why = (
-        "a sketch is the finest detail of a face and the flow itself draws few that the judge takes for one (compare the row "
-        "of the prompt): at small t, where the quadratic schedule is strong, the set's mean is too smooth to show it, and the "
-        "detail is left to the flow; bell and the exact distance act later and control it"
+        "the flow itself draws few sketches that the judge takes for one (compare the row of the prompt), and a sketch is the "
+        "finest detail of a face; likely, at small t, where the quadratic schedule is strong, the set's mean is too smooth to "
+        "show it, and the detail is left to the flow: bell and the exact distance act later and control it"
     )
     return _face(ctx, "style", why)
 
@@ -94,7 +142,8 @@ def faces_structure(ctx: Context) -> Measurement:
 def faces_identity_mixed(ctx: Context) -> Measurement:
     """Identity where it is a weak direction of the set, another person at every seed; base rate about 1/10."""
     why = (
-        "tint, style and layout rule the distance between a sample and a reference; identity is a weak direction of it"
+        "likely: tint, style and layout rule the distance between a sample and a reference; identity is a weak direction "
+        "of it"
     )
     return _face(ctx, "person", why)
 
@@ -108,33 +157,33 @@ def _copy_claim(id: str, what: str) -> Claim:
 
 
 PULLED = (
-    "at strength 2 the early steps follow the mean of four references, and what is near their mean is nearer to each of them "
-    "than real faces are to each other; control and copying rise together along the strength"
+    "likely: at strength 2 the early steps follow the mean of four references, and what is near their mean is nearer to each "
+    "of them than real faces are to each other; control and copying rise together along the strength"
 )
 
 
 @measures(_copy_claim("faces-colour-not-copied", "red faces"), tiers=("cpu",))
 def faces_colour_not_copied(ctx: Context) -> Measurement:
     """Copy check of the same samples."""
-    return not_copied(_face_rows(ctx, "tint"), FACES, PULLED)
+    return not_copied(_face_rows(ctx, "tint"), FACES, "tint", PULLED)
 
 
 @measures(_copy_claim("faces-style-not-copied", "sketches"), tiers=("cpu",))
 def faces_style_not_copied(ctx: Context) -> Measurement:
     """Copy check of the same samples."""
-    return not_copied(_face_rows(ctx, "style"), FACES, PULLED)
+    return not_copied(_face_rows(ctx, "style"), FACES, "style", PULLED)
 
 
 @measures(_copy_claim("faces-structure-not-copied", "half faces"), tiers=("cpu",))
 def faces_structure_not_copied(ctx: Context) -> Measurement:
     """Copy check of the same samples."""
-    return not_copied(_face_rows(ctx, "layout"), FACES, PULLED)
+    return not_copied(_face_rows(ctx, "layout"), FACES, "layout", PULLED)
 
 
 @measures(_copy_claim("faces-identity-mixed-not-copied", "faces of a person among mixed attributes"), tiers=("cpu",))
 def faces_identity_mixed_not_copied(ctx: Context) -> Measurement:
     """Copy check of the same samples."""
-    return not_copied(_face_rows(ctx, "person"), FACES, PULLED)
+    return not_copied(_face_rows(ctx, "person"), FACES, "person", PULLED)
 
 
 @measures(
@@ -147,7 +196,7 @@ def faces_identity_mixed_not_copied(ctx: Context) -> Measurement:
 def faces_identity(ctx: Context) -> Measurement:
     """Quadratic schedule, strength 2."""
     rows = _people(ctx)
-    return control_row(ctx, rows, "quadratic 2", [FACES])
+    return control_row(rows, "quadratic 2", FACES, "people")
 
 
 @measures(
@@ -160,13 +209,13 @@ def faces_identity(ctx: Context) -> Measurement:
 )  # fmt: skip
 def faces_identity_not_copied(ctx: Context) -> Measurement:
     """Copy check of the same samples."""
-    return not_copied(_people(ctx), FACES, PULLED)
+    return not_copied(_people(ctx), FACES, "people", PULLED)
 
 
 def _people(ctx: Context) -> dict[int, Any]:
     path = _faces()
     note_judge(ctx, experiments._people(path)[2].accuracy)
-    seeds, trained = _seeds(ctx, 12)
+    seeds, trained = _seeds(ctx, 24)
     return seed_rows(ctx, seeds, lambda s: once("identity_control", path, trained(s), s))
 
 
@@ -174,7 +223,7 @@ def _people(ctx: Context) -> dict[int, Any]:
 def _animals(ctx: Context) -> dict[int, Any]:
     path = data.require(SLUG, "cifar10_cat_dog.zip")
     note_judge(ctx, experiments._animals(path)[2].accuracy)
-    seeds, trained = _seeds(ctx, 9)
+    seeds, trained = _seeds(ctx, 12)
     return seed_rows(ctx, seeds, lambda s: once("animal_control", path, trained(s), s))
 
 
@@ -193,7 +242,7 @@ def cats_dogs_control(ctx: Context) -> Measurement:
     path, curve = ctx.figure("cats-dogs-contact-sheet.png"), ctx.figure("cats-dogs-strength.png")
     pictures.animal_sheet(path, data.require(SLUG, "cifar10_cat_dog.zip"), next(iter(rows)))
     pictures.strength_curve(curve, rows, "share judged a dog: dogs minus cats")
-    m = control_row(ctx, rows, "quadratic 2", [ANIMALS])
+    m = control_row(rows, "quadratic 2", ANIMALS, "animals")
     m.figures = [path, curve]
     return m
 
@@ -208,4 +257,4 @@ def cats_dogs_control(ctx: Context) -> Measurement:
 )  # fmt: skip
 def cats_dogs_not_copied(ctx: Context) -> Measurement:
     """Copy check of the same samples."""
-    return not_copied(_animals(ctx), ANIMALS, SMOOTH)
+    return not_copied(_animals(ctx), ANIMALS, "animals", SMOOTH)

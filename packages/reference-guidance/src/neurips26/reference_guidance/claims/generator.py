@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from neurips26.reference_guidance import pictures
+from neurips26.reference_guidance import experiments, pictures
 from neurips26.reference_guidance.claims.common import DIGITS, cells_of, fresh_seeds, once, seed_rows, series_of
 from neurips26.shared.claims import Claim, Criterion, Measurement, Tuning, measures, tunes
 from neurips26.shared.context import Context
@@ -43,8 +43,11 @@ def _quality(ctx: Context, metric: str) -> Measurement:
         for s, row in rows.items() for k in ("SPG", *kinds) for m, v in row[k].items()
     ]  # fmt: skip
     base = {k: series_of(rows, k, metric) for k in kinds if metric in next(iter(rows.values()))[k]}
+    ours = series_of(rows, "SPG", metric)
+    for kind, series in (("SPG", ours), ("DiT", base["DiT"])):
+        series.setting["rate"] = experiments.CHOSEN["spg"][kind]
     return Measurement(
-        ours=series_of(rows, "SPG", metric), baselines=base, compared_to="DiT", seeds=list(rows), cells=cells,
+        ours=ours, baselines=base, compared_to="DiT", seeds=list(rows), cells=cells,
         data=[DIGITS], tuned_by="spg-rate", reason="800 steps of small models on 1,258 digits: neither has converged",
     )  # fmt: skip
 
