@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from neurips26.felps import (
     EngineModel,
@@ -75,49 +76,73 @@ def test_an_interrupted_sweep_continues(tmp_path, monkeypatch):
     assert pareto(again, tmp_path / "front.png").stat().st_size > 5000
 
 
-def test_reported_and_development_windows_are_disjoint(trace):
-    for reported in experiments.REPORTED_STARTS:
-        for start in (*experiments.DEVELOPMENT_STARTS, 1500.0):
-            assert abs(reported - start) >= experiments.WINDOW
-    whole = Workload.from_csv(trace("arena"))
-    early = set(zip(*(getattr(whole.window(0, 200.0), c).tolist() for c in ("adapter", "prompt", "output"))))
-    early -= set(zip(*(getattr(whole.window(200.0), c).tolist() for c in ("adapter", "prompt", "output"))))
-    drawn = experiments.workload("arena", trace("arena"), 20_000, 0)
-    assert not early & set(zip(drawn.adapter.tolist(), drawn.prompt.tolist(), drawn.output.tolist()))
-    assert drawn.duration == 320.0
+def test_windows_overlap_neither_each_other_nor_development():
+    for trace, windows in experiments.WINDOWS.items():
+        starts = sorted(windows.reported)
+        assert len(starts) >= 5 and min(np.diff(starts)) >= windows.length
+        earlier = 1500.0 if trace != "arena" else starts[0] - windows.length
+        for reported in starts:
+            assert all(abs(reported - start) >= windows.length for start in (*windows.development, earlier))
+    assert [experiments.window_of("arena", i) for i in range(6)] == [0, 1, 2, 3, 4, 0]
+    assert experiments.window_of("conv", 3, development=True) == 0
 
 
-def test_windows_inside_vllm_begin_where_development_ends(trace):
-    for seed in (20_000, 90_000):
-        reported = live.vllm_workload(trace("arena"), seed)
-        development = live.vllm_workload(trace("arena"), seed, development=True)
-        assert len(reported) == len(development) == 110
-        kept = live.small_arena(trace("arena"), seed, 110, 12, 96, 40, 2.0, (experiments.ARENA_SPLIT, np.inf))
-        assert reported.prompt.tolist() == kept.prompt.tolist() != development.prompt.tolist()
+def test_a_seed_of_the_arena_trace_draws_the_order_of_its_windows_pieces(trace):
+    first = Workload.from_csv(trace("arena")).window(200.0, 80.0)
+    rows = []
+    for seed in (20_100, 20_101):
+        drawn = experiments.workload("arena", trace("arena"), seed, 5)
+        assert drawn.duration == 80.0 and (np.diff(drawn.arrival) >= 0).all() and drawn.arrival[-1] < 80.0
+        rows.append(list(zip(drawn.adapter.tolist(), drawn.prompt.tolist(), drawn.output.tolist())))
+    wanted = sorted(zip(first.adapter.tolist(), first.prompt.tolist(), first.output.tolist()))
+    assert sorted(rows[0]) == sorted(rows[1]) == wanted and rows[0] != rows[1]
+
+
+def test_shuffled_pieces_by_hand():
+    load = Workload(np.array([0.0, 1.0, 4.5]), np.array([1, 2, 3]), np.full(3, 5), np.full(3, 2), duration=6.0)
+    seen = {tuple(zip(w.arrival, w.adapter)) for w in (experiments.shuffled(load, s, 3.0) for s in range(8))}
+    assert seen == {((0.0, 1), (1.0, 2), (4.5, 3)), ((1.5, 3), (3.0, 1), (4.0, 2))}
+
+
+def test_stretches_of_the_arena_trace_do_not_overlap(trace):
+    path = trace("arena")
+    whole = Workload.from_csv(path)
+    ids, counts = np.unique(whole.adapter, return_counts=True)
+    popular = ids[np.argsort(-counts, kind="stable")][: live.VLLM_ADAPTERS]
+    late = (whole.arrival >= experiments.ARENA_SPLIT) & np.isin(whole.adapter, popular)
+    windows = [live.vllm_window(path, i, 0) for i in range(live.VLLM_WINDOWS)]
+    kept = np.flatnonzero(late)
+    for i, window in enumerate(windows):
+        rows = kept[len(kept) * i // 8 :][:110]
+        assert rows[-1] < (kept[len(kept) * (i + 1) // 8] if i < 7 else len(whole))
+        assert window.output.tolist() == np.clip(whole.output[rows] // 16, 2, 40).tolist()
+    development = live.vllm_development(path, 90_000)
+    assert len(development) == 110
     with pytest.raises(ValueError, match="span"):
-        live.small_arena(trace("arena"), 0, 110, 12, 96, 40, 2.0, (0.0, 5.0))
+        live.small_arena(path, 0, 110, 12, 96, 40, 2.0, (0.0, 5.0))
+    with pytest.raises(ValueError, match="stretch"):
+        live.small_arena(path, 0, 110, 12, 96, 40, 2.0, (200.0, np.inf), (0, 9))
 
 
-def test_weights_are_those_that_tuning_chose():
+def test_weights_and_modes_are_those_that_tuning_chose():
     """The constants of the claims against the committed record, where there is one."""
     path = Path(__file__).resolve().parents[3] / "results" / "felps" / "tune.json"
     if not path.exists():
         pytest.skip("no tuning record beside this checkout")
     chosen = {grid["id"]: grid["chosen"] for grid in json.loads(path.read_text())["grids"]}
-    if "vllm-weight" not in chosen:
-        pytest.skip("the tuning record is older than this grid")
-    assert chosen["weight"]["felps"]["weight"] == claims.WEIGHT
-    assert chosen["weight-vtc-skip"]["felps"]["weight"] == claims.SKIP_WEIGHT
+    if "felps/conv" not in chosen.get("modes", {}):
+        pytest.skip("the tuning record is older than these grids")
+    assert {f"felps/{trace}": {"mode": mode} for trace, mode in experiments.FELPS_MODE.items()} == chosen["modes"]
+    assert chosen["weight"]["felps"]["weight"] == experiments.WEIGHT
+    assert chosen["weight-vtc-skip"]["felps"]["weight"] == experiments.SKIP_WEIGHT
     plug_in = chosen["vllm-weight"]["felps"]
-    if "max_draining" not in plug_in:
-        pytest.skip("the tuning record is older than this grid")
     assert plug_in == {name: live.PLUG_IN[name] for name in plug_in}
 
 
-def test_the_weight_with_the_widest_margin():
-    figures = {0.1: {"jain": 0.3, "throughput": 0.96}, 0.5: {"jain": 0.1, "throughput": 1.03}}
-    assert tuning._widest_margin(figures) == 0.5  # -0.01 and +0.06
-    assert tuning._widest_margin(figures | {0.7: {"jain": 0.08, "throughput": 1.2}}) == 0.5  # +0.05
+def test_the_worst_trace_makes_the_margin():
+    gains = {"a": {"jain": 0.1, "throughput": 1.03}, "b": {"jain": 0.05, "throughput": 0.99}}
+    assert tuning._margin(gains) == pytest.approx(0.02)
+    assert tuning._margin(gains | {"c": {"jain": 0.3, "throughput": 0.96}}) == pytest.approx(np.log(0.96 / 0.97))
 
 
 def test_sureness_counts_margins_in_their_spreads():
@@ -148,7 +173,8 @@ def test_replays_side_by_side_take_a_step_each_in_turn(monkeypatch):
 def test_both_schedulers_serve_the_same_windows_inside_vllm(tmp_path, monkeypatch):
     """Windows of the trace, then long queues; made-up outcomes in place of vLLM's."""
     load = Workload(np.zeros(2), np.array([1, 2]), np.array([10, 10]), np.array([5, 5]))
-    monkeypatch.setattr(live, "vllm_workload", lambda path, seed: load)
+    monkeypatch.setattr(live, "vllm_window", lambda path, index, seed: load)
+    monkeypatch.setattr(live, "VLLM_WINDOWS", 3)
     asked = {}
 
     def outcome(makespan, tokens, schedule_seconds):
@@ -158,38 +184,49 @@ def test_both_schedulers_serve_the_same_windows_inside_vllm(tmp_path, monkeypatc
 
     def serve(job):
         asked.update(job)
-        return [[outcome(4.0, 7, 0.1), outcome(2.0, 7 + (i == 2), 0.15)] for i in range(len(job["runs"]))]
+        return [
+            [outcome(4.0, 7, 0.1), outcome(2.0 if i < 3 else 8.0, 7 + (i in (2, 7)), 0.15)]
+            for i in range(len(job["runs"]))
+        ]
 
     monkeypatch.setattr(live, "serve_in_vllm", serve)
-    out = live.vllm_outcomes(Context("felps", "cpu", "vllm", tmp_path), windows=3, queues=2)
-    assert [len(run["rows"]) for run in asked["runs"]] == [2, 2, 2, 512, 512]
+    ctx = Context("felps", "cpu", "vllm", tmp_path)
+    out = live.vllm_outcomes(ctx, replays=2, queues=2)
+    assert [len(run["rows"]) for run in asked["runs"]] == [2] * 6 + [512, 512]
     assert all(run["schedulers"] == [None, live.PLUG_IN] for run in asked["runs"])
     assert out["shares"] == pytest.approx([0.05, 0.05])
-    assert [row["different"] for row in out["rows"]] == [0, 0, 1]
-    for row in out["rows"]:
-        assert (row["default"]["makespan"], row["felps"]["makespan"]) == (4.0, 2.0)
-        assert row["felps"]["throughput"] == pytest.approx(40 / 2)
-        assert 0.5 <= row["felps"]["jain"] < 1.0
+    assert [row["different"] for row in out["rows"]] == [0, 0, 1, 0, 0, 0] and out["different"] == [0, 1]
+    assert [(row["window"], row["replay"]) for row in out["rows"]] == [(w, r) for r in range(2) for w in range(3)]
+    measured = live.vllm_measurement(ctx, out["rows"], "throughput")
+    assert measured.ours.values == pytest.approx([np.sqrt(40 / 2 * 40 / 8)] * 3)  # a window counts once
+    assert measured.baselines["default"].values == pytest.approx([40 / 4] * 3)
+    assert len(measured.seeds) == 3 and len(measured.cells) == 6 * 2 * 4
 
 
 def test_claims_and_grids_on_made_up_figures(tmp_path, monkeypatch):
-    """FELPS ten per cent ahead of everybody in both figures: the effects and choices must say so."""
+    """FELPS ten per cent ahead of everybody, but for one trace: effects, notes and choices must say so."""
 
     def run(find, trace, seed, index, setting, development=False):
         ours = setting["policy"] == "felps"
-        gain = 1.1 - 0.1 * abs(setting["weight"] - 0.2) if ours else 1.0
+        most = 1.02 if trace == "code" else 1.1
+        gain = most - 0.1 * abs(setting["weight"] - 0.2) if ours else 1.0
         return {"jain": 0.8 * gain, "throughput": 100.0 * gain}
 
     monkeypatch.setattr(experiments, "run", run)
     measured = claims.beats_fair(Context("felps", "cpu", "beats-fair-schedulers", tmp_path))
-    assert len({c["seed"] for c in measured.cells}) == sweeps.FAIR_SEEDS
+    seeds = dict.fromkeys(("conv", "code"), sweeps.REPEATS * 6 * 2) | {"arena": sweeps.REPEATS * 5 * 4}
+    assert len(measured.seeds) == len(measured.ours.values) == sum(seeds.values())
+    assert min(measured.seeds) == 20_000 + sweeps.FIRST_SEED
     effect, low, high = effects.smallest_advantage(measured.cells, 0.95)
-    assert effect == pytest.approx(low) == pytest.approx(high) == pytest.approx(0.1)
-    against = claims.fairer_than_vtc_skip(Context("felps", "cpu", "fairer-than-vtc-skip", tmp_path))
-    assert len(against.ours.values) == len(against.seeds) == 3 * sweeps.FAIR_SEEDS
-    assert against.ours.values[0] - against.baselines["vtc"].values[0] == pytest.approx(0.8 * 0.07)
+    assert effect == pytest.approx(low) == pytest.approx(high) == pytest.approx(0.02)
+    against = claims.fairer_than_vtc_skip(ctx := Context("felps", "cpu", "fairer-than-vtc-skip", tmp_path))
+    assert effects.difference_on_worst_trace(against.cells, 0.95) == pytest.approx([0.8 * 0.02] * 3)
+    assert "code 0.016 [0.016, 0.016] over 6 windows" in ctx.notes[0] and against.reason
+    as_fast = claims.as_fast_as_vtc_skip(Context("felps", "cpu", "as-fast-as-vtc-skip", tmp_path))
+    assert effects.ratio_on_worst_trace(as_fast.cells, 0.95) == pytest.approx([1.02] * 3) and not as_fast.reason
     tuned = tuning.tune_weight_against_skip(Context("felps", "tune", "weight-vtc-skip", tmp_path))
-    assert tuned.chosen["felps"] == {"weight": 0.2} and len(tuned.cells) == 9 * 9 * 2
+    assert tuned.chosen == {"felps": {"weight": 0.2}} and len(tuned.cells) == (3 + 3 + 12) * 9 * 2
+    assert tuning.tune_weight(Context("felps", "tune", "weight", tmp_path)).chosen == {"felps": {"weight": 0.2}}
 
 
 def test_requests_that_all_come_at_once_are_served_to_the_end():
@@ -206,46 +243,68 @@ def test_every_method_has_the_same_tuning_budget():
     assert {counts[p] for p in ("vtc", "fcfs", "affinity", "sjf")} == {3}  # all they have
 
 
-def cell(setting, metric, seed, value):
-    return {
-        "factors": {"trace": "t", "setting": setting, "metric": metric},
-        "seed": seed,
-        "method": "m",
-        "value": value,
-    }
+def cell(setting, metric, window, value, seed=0):
+    factors = {"trace": "t", "window": window, "setting": setting, "metric": metric}
+    return {"factors": factors, "seed": seed, "method": setting.split()[0], "value": value}
 
 
-def test_dominance_needs_both_figures_beyond_noise():
+def test_dominance_in_the_mean_and_beyond_noise():
     def cells(jain, throughput, noise):
         out = []
-        for seed in range(5):
-            wobble = noise * (-1) ** seed
+        for window in range(6):
+            wobble = noise * (-1) ** window
             out += [
-                cell("felps mode=drain weight=0.2", "jain", seed, 0.9),
-                cell("felps mode=drain weight=0.2", "throughput", seed, 100.0),
+                cell("felps mode=drain weight=0.2", "jain", window, 0.9),
+                cell("felps mode=drain weight=0.2", "throughput", window, 100.0),
+                cell("felps mode=drain weight=0.7", "jain", window, 0.1),
+                cell("felps mode=drain weight=0.7", "throughput", window, 1.0),
+                cell("rival q=1", "jain", window, jain + wobble),
+                cell("rival q=1", "throughput", window, throughput),
             ]
-            out += [
-                cell("felps mode=drain weight=0.7", "jain", seed, 0.1),
-                cell("felps mode=drain weight=0.7", "throughput", seed, 1.0),
-            ]
-            out += [cell("rival q=1", "jain", seed, jain + wobble), cell("rival q=1", "throughput", seed, throughput)]
         return out
 
-    assert effects.dominating_points(cells(0.95, 101.0, 0.001), 0.95)[0] == 1
-    assert effects.dominating_points(cells(0.95, 99.0, 0.001), 0.95)[0] == 0
-    assert effects.dominating_points(cells(0.905, 101.0, 0.2), 0.95)[0] == 0
+    assert effects.dominating_points(cells(0.95, 101.0, 0.001), 0.95) == (1, 1, 1)
+    assert effects.dominating_points(cells(0.95, 99.0, 0.001), 0.95) == (0, 0, 0)
+    assert effects.dominating_points(cells(0.905, 101.0, 0.2), 0.95) == (0, 0, 1)
+    rows = {
+        "felps weight=0.5": (0.9, 10.0),
+        "felps weight=0.7": (0.5, 11.0),
+        "a q=1": (0.95, 11.0),
+        "b q=1": (0.8, 20.0),
+    }
+    figures = {name: {"jain": jain, "throughput": throughput} for name, (jain, throughput) in rows.items()}
+    assert sweeps.pairs_dominated(figures) == 1
+
+
+def test_a_window_counts_once_and_the_worst_trace_decides():
+    values = {("a", 0): [0.1, 0.3], ("a", 1): [0.4], ("b", 0): [0.2], ("b", 1): [0.2, 0.2]}
+    cells = [
+        {"factors": {"trace": trace, "window": window}, "seed": seed, "method": method, "value": value}
+        for (trace, window), gains in values.items()
+        for seed, gain in enumerate(gains)
+        for method, value in (("felps", 1.0 + gain), ("x", 1.0), ("y", 0.5))
+    ]
+    assert {t: pytest.approx(v) for t, v in effects.advantages(cells).items()} == {"a": [0.2, 0.4], "b": [0.2, 0.2]}
+    effect, low, high = effects.difference_on_worst_trace(cells, 0.95)
+    wide = 0.1 * stats.t.ppf(0.975, 1)  # two windows of trace a: mean 0.3, standard error 0.1
+    assert (effect, low, high) == pytest.approx((0.2, 0.3 - wide, 0.2))
+    assert effects.ratio_on_worst_trace(cells, 0.95)[0] == pytest.approx(1.2)
+    # The upper ends share the error: with two groups of equal spread they are those of half the error.
+    _, low, high = effects.least({"a": [0.0, 0.2], "b": [0.0, 0.2]}, 0.95)
+    assert (low, high) == pytest.approx((0.1 - wide, 0.1 + 0.1 * stats.t.ppf(1 - 0.025 / 2, 1)))
 
 
 def test_smallest_advantage_and_trend():
     rows = [
-        {"factors": {"rival": r, "metric": m}, "seed": s, "method": "felps", "value": v}
-        for s in range(5)
-        for r, m, v in (("a", "jain", 1.2), ("a", "throughput", 1.05), ("b", "jain", 2.0))
+        {"factors": {"trace": t, "window": w, "rival": r, "metric": m}, "seed": 0, "method": "felps", "value": v}
+        for w in range(5)
+        for t in ("s", "t")
+        for r, m, v in (("a", "jain", 1.2), ("a", "throughput", 1.05 if t == "t" else 1.5), ("b", "jain", 2.0))
     ]
     assert effects.smallest_advantage(rows, 0.95)[0] == pytest.approx(0.05)
     trend = [
-        {"factors": {"weight": w / 10}, "seed": s, "method": "felps", "value": -w * (s + 1.0)}
-        for s in range(5)
+        {"factors": {"window": s % 5, "weight": w / 10}, "seed": s, "method": "felps", "value": -w * (s + 1.0)}
+        for s in range(10)
         for w in range(6)
     ]
     assert effects.weight_trend(trend, 0.95) == (-1.0, -1.0, -1.0)
@@ -285,9 +344,13 @@ def test_command_line(tmp_path, capsys):
     capsys.readouterr()
     assert main(["sweep", "fcfs", "--seeds", "0", "--out", str(tmp_path)]) == 2
     assert "seeds" in capsys.readouterr().err
+    Workload.synthetic(2, 2.0, 5.0).save(tmp_path / "t.csv")
     for arguments, named in (
         (["trace", "--trace.start", "5"], "start"), (["trace", "--trace.duration", "0"], "duration"),
-        (["trace", "--trace.alpha", "nan"], "alpha"), (["replay", "nowhere", "--trace.duration", "1"], "url"),
+        (["trace", "--trace.alpha", "nan"], "alpha"), (["trace", "--trace.path", "x.csv", "--trace.seed", "1"], "seed"),
+        (["trace", "--trace.path", "x.csv", "--trace.adapters", "4"], "adapters"),
+        (["sweep", "fcfs", "--seeds", "2", "--trace.path", str(tmp_path / "t.csv"), "--out", str(tmp_path)], "seeds"),
+        (["replay", "nowhere", "--trace.duration", "1"], "url"),
         (["replay", "http://x", "--models", "x-{name}"], "models"),
         (["replay", "http://localhost:1", "--trace.duration", "1", "--out", str(tmp_path / "r.json")], "none of 1 requests"),
     ):  # fmt: skip

@@ -532,3 +532,14 @@ def test_a_decision_does_not_scan_adapters_or_requests(monkeypatch):
         return len(calls) / 100
 
     assert ranks_per_admission(1024) <= ranks_per_admission(64) + 1 <= 10
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("adapter", 1.5), ("prompt_tokens", 2.5), ("output_tokens", 3.5), ("max_tokens", "9"), ("adapter", None)],
+)
+def test_whole_numbers(field, value):
+    fields = {"adapter": 1, "prompt_tokens": 5, "output_tokens": 3, "max_tokens": 9} | {field: value}
+    with pytest.raises(ValueError, match=f"{field} must be a whole number"):
+        Request(0, arrival=0.0, **fields)

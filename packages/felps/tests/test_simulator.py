@@ -375,3 +375,12 @@ def test_evictions_are_an_axis_of_their_own():
     assert len(set(loads.values())) > 1
     with pytest.raises(ValueError, match="felps"):
         Simulator(ENGINE, 2, 4, 256, 4000, "served").run(workload, Policy.make("fcfs"))
+
+
+def test_a_policy_serves_one_engine_only():
+    load = Workload(np.zeros(2), np.array([1, 2]), np.full(2, 5), np.full(2, 3))
+    policy = FELPSPolicy(0.2)
+    simulator = Simulator(EngineModel.preset("a10g-llama-7b"), 2, 8, 256, 4000)
+    simulator.run(load, policy)
+    with pytest.raises(ValueError, match="policy: expected a fresh felps, got one that an engine has used"):
+        simulator.run(load, policy)

@@ -28,32 +28,42 @@ class Trace:
     path: Path | None = None
     """A trace file; without one a workload is generated."""
     format: Literal["azure", "csv", "jsonl"] = "csv"
-    adapters: int = 32
-    """Adapters drawn by Zipf's law where the trace names none."""
-    alpha: float = 1.0
+    adapters: int | None = None
+    """Adapters drawn by Zipf's law where the trace names none (32)."""
+    alpha: float | None = None
+    """Exponent of Zipf's law (1)."""
     start: float = 0.0
     duration: float | None = None
     rate_scale: float = 1.0
-    seed: int = 0
+    seed: int | None = None
+    """Seed of all draws (0)."""
 
-    def load(self, seed: int | None = None) -> Workload:
-        """The workload."""
-        seed = self.seed if seed is None else seed
+    def load(self, repeat: int = 0) -> Workload:
+        """The workload; ``repeat`` counts further draws of adapters."""
+        names_adapters = self.path is not None and self.format == "csv"
+        for name in ("adapters", "alpha", "seed"):
+            if names_adapters and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name}: expected none with a csv trace, which names its adapters, got {getattr(self, name)}"
+                )
+        if names_adapters and repeat:
+            raise ValueError("seeds: expected 1 with a csv trace, in which nothing is drawn, got more")
+        adapters = 32 if self.adapters is None else self.adapters
+        alpha = 1.0 if self.alpha is None else self.alpha
+        seed = (self.seed or 0) + repeat
         if self.path is None:
             if self.start:
                 raise ValueError(f"start: expected a trace to begin in (--trace.path), got {self.start} and none")
             duration = 300.0 if self.duration is None else self.duration
-            return Workload.synthetic(
-                self.adapters, 2.2 * self.rate_scale, duration, "gamma", alpha=self.alpha, seed=seed
-            )
+            return Workload.synthetic(adapters, 2.2 * self.rate_scale, duration, "gamma", alpha=alpha, seed=seed)
         if self.format == "azure":
             return Workload.from_azure_csv(
-                self.path, self.adapters, "zipf", self.alpha, seed, self.start, self.duration, self.rate_scale
+                self.path, adapters, "zipf", alpha, seed, self.start, self.duration, self.rate_scale
             )
         whole = (
             Workload.from_csv(self.path)
             if self.format == "csv"
-            else Workload.from_jsonl(self.path, self.adapters, self.alpha, seed)
+            else Workload.from_jsonl(self.path, adapters, alpha, seed)
         )
         if self.start or self.duration is not None or self.rate_scale != 1.0:
             return whole.window(self.start, self.duration, self.rate_scale)
@@ -143,7 +153,7 @@ class Sweep:
 
     def run(self) -> None:
         """Run what is not on disk yet."""
-        workloads = [self.trace.load(self.trace.seed + i) for i in range(check_int(self.seeds, "seeds", minimum=1))]
+        workloads = [self.trace.load(i) for i in range(check_int(self.seeds, "seeds", minimum=1))]
         # Cells belong to one trace and one engine: another one, or a file that has changed, gets another folder.
         name = f"{self.trace}{self.engine}"
         if self.trace.path is not None:

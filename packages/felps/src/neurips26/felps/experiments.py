@@ -20,12 +20,28 @@ from neurips26.shared.seeding import rng
 TRACES = ("conv", "code", "arena")
 WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 
-# The Azure traces last 3436 s and more. Development saw [0, 1000) and [1500, 1740); these windows it did not.
-REPORTED_STARTS = (1000.0, 1240.0, 1740.0, 1980.0, 2220.0, 2460.0)
-DEVELOPMENT_STARTS = (0.0, 300.0, 600.0)
-WINDOW = 240.0
-# The arena trace lasts 600 s; development saw the first 200 s. A reported seed draws 8 of the ten 40-s blocks after it.
-ARENA_SPLIT, ARENA_BLOCK, ARENA_DRAWN = 200.0, 40.0, 8
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of a trace: their length in seconds, and where they start. No reported window overlaps another or development's."""
+
+    length: float
+    reported: tuple[float, ...]
+    development: tuple[float, ...]
+
+
+# A window is what is independent. It is met by several seeds: the Azure traces name no adapters, a seed draws them; the arena
+# trace has its own, a seed draws the order of the window's pieces of 20 s. Figures are averaged over a window's seeds first.
+# The Azure traces last 3436 s and more (earlier development runs also saw [1500, 1740)); the arena trace lasts 600 s.
+_AZURE = Windows(240.0, (1000.0, 1240.0, 1740.0, 1980.0, 2220.0, 2460.0), (0.0, 300.0, 600.0))
+WINDOWS = {
+    "conv": _AZURE,
+    "code": _AZURE,
+    "arena": Windows(80.0, (200.0, 280.0, 360.0, 440.0, 520.0), (0.0, 60.0, 120.0)),
+}
+ARENA_SPLIT, ARENA_PIECE = 200.0, 20.0
+SEEDS_A_WINDOW = {"conv": 2, "code": 2, "arena": 4}
+"""In whole sweeps; a run of the arena trace costs a quarter of the others."""
 
 
 @dataclass(frozen=True)
@@ -51,27 +67,32 @@ BENCH = {
 }
 
 
-def blocks(workload: Workload, seed: int, start: float, length: float, drawn: int) -> Workload:
-    """``drawn`` of the blocks of ``length`` seconds after ``start``, in an order drawn by ``seed``, one after another."""
-    count = int((workload.duration - start + 1e-6) // length)
-    chosen = rng(seed, "felps", "blocks").permutation(count)[:drawn]
-    parts = [workload.window(start + length * block, length) for block in chosen]
-    arrival = np.concatenate([part.arrival + length * i for i, part in enumerate(parts)])
-    columns = [np.concatenate([getattr(part, name) for part in parts]) for name in ("adapter", "prompt", "output")]
-    return Workload(arrival, *columns, name=workload.name, origin=workload.origin, duration=length * drawn)
+def shuffled(workload: Workload, seed: int, length: float) -> Workload:
+    """The pieces of ``length`` seconds of a workload, one after another in an order drawn by ``seed``."""
+    order = rng(seed, "felps", "pieces").permutation(round(workload.duration / length))
+    kept = [np.flatnonzero(workload.arrival // length == piece) for piece in order]
+    arrival = np.concatenate([workload.arrival[k] + length * (i - p) for i, (k, p) in enumerate(zip(kept, order))])
+    rows = np.concatenate(kept)
+    columns = [getattr(workload, name)[rows] for name in ("adapter", "prompt", "output")]
+    return Workload(arrival, *columns, name=workload.name, origin=workload.origin, duration=workload.duration)
+
+
+def window_of(trace: str, index: int, development: bool = False) -> int:
+    """Number of the window that the seed at position ``index`` of a tier looks at."""
+    windows = WINDOWS[trace]
+    return index % len(windows.development if development else windows.reported)
 
 
 def workload(trace: str, path: Path | None, seed: int, index: int, development: bool = False) -> Workload:
     """The workload of one seed (``index`` counts the seeds of a tier). Without the trace: a generated one, labelled so."""
     if path is None:
         return Workload.synthetic(24, 2.2, 320.0, "gamma", 1.0, 140.0, 250.0, seed)
+    windows = WINDOWS[trace]
+    starts = windows.development if development else windows.reported
+    start = starts[window_of(trace, index, development)]
     if trace == "arena":
-        whole = Workload.from_csv(path)
-        if development:
-            return blocks(whole.window(0.0, ARENA_SPLIT), seed, 0.0, ARENA_BLOCK, 5)
-        return blocks(whole, seed, ARENA_SPLIT, ARENA_BLOCK, ARENA_DRAWN)
-    starts = DEVELOPMENT_STARTS if development else REPORTED_STARTS
-    return Workload.from_azure_csv(path, 32, seed=seed, start=starts[index % len(starts)], duration=WINDOW)
+        return shuffled(Workload.from_csv(path).window(start, windows.length), seed, ARENA_PIECE)
+    return Workload.from_azure_csv(path, 32, seed=seed, start=start, duration=windows.length)
 
 
 # Sweeps: nine settings for every method that has a parameter, when tuning and when reporting ---------------------------
@@ -93,9 +114,17 @@ def tuning_grid() -> list[dict[str, Any]]:
     return [{"policy": "felps", "mode": mode, "weight": w} for mode in MODES for w in (0.05, 0.2, 0.5)] + rivals()
 
 
-def sweep() -> list[dict[str, Any]]:
-    """The reported settings: nine weights of FELPS that drains (tuning's choice on two traces of three), and all rivals."""
-    return [{"policy": "felps", "mode": "drain", "weight": w} for w in WEIGHTS] + rivals()
+FELPS_MODE = {"conv": "drain", "code": "drain", "arena": "block"}
+"""Slot mode of FELPS in its sweep: the tune record's choice, grid ``modes``. Rivals have all three modes in theirs."""
+
+
+WEIGHT, SKIP_WEIGHT = 0.2, 0.2
+"""Weights against VTC and DRR that drain or block, and against VTC that skips: grids ``weight`` and ``weight-vtc-skip``."""
+
+
+def sweep(trace: str) -> list[dict[str, Any]]:
+    """The reported settings: nine weights of FELPS in its tuned mode, and all rivals."""
+    return [{"policy": "felps", "mode": FELPS_MODE[trace], "weight": w} for w in WEIGHTS] + rivals()
 
 
 KEPT = (
@@ -157,6 +186,7 @@ __all__ = [
     "BENCH",
     "TRACES",
     "WEIGHTS",
+    "WINDOWS",
     "Bench",
     "front_areas",
     "label",
@@ -164,5 +194,6 @@ __all__ = [
     "run",
     "sweep",
     "tuning_grid",
+    "window_of",
     "workload",
 ]

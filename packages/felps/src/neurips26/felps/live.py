@@ -28,6 +28,7 @@ from neurips26.shared.seeding import rng
 SETTINGS: dict[str, dict[str, Any]] = {
     "felps": {"policy": "felps", "weight": 0.0, "prior_output": 10.0},
     "vtc": {"policy": "vtc", "mode": "drain"},
+    "fcfs": {"policy": "fcfs"},
     "affinity": {"policy": "affinity"},
 }
 
@@ -41,10 +42,12 @@ def small_arena(
     output: int,
     seconds: float,
     span: tuple[float, float] = (0.0, np.inf),
+    stretch: tuple[int, int] | None = None,
 ) -> Workload:
     """A short workload with the arena trace's adapters and relative lengths: its most popular adapters, lengths capped.
 
-    The requests follow one another in the trace, from a place within ``span`` (seconds of the trace) that ``seed`` draws.
+    The requests follow one another in the trace, from a place within ``span`` (seconds of the trace) that ``seed`` draws. With
+    ``stretch`` (i, n) it is the i-th of ``n`` evenly spaced places instead, where requests of different places do not overlap.
     """
     if path is None:
         whole = Workload.synthetic(adapters, 4.0, 300.0, "gamma", 1.0, 140.0, 250.0, seed)
@@ -55,8 +58,13 @@ def small_arena(
     kept = np.flatnonzero(np.isin(whole.adapter, popular) & (whole.arrival >= span[0]) & (whole.arrival < span[1]))
     if len(kept) <= requests:
         raise ValueError(f"span: expected more than {requests} requests in it, got {len(kept)} in {span}")
-    generator = rng(seed, "felps", "small")
-    start = int(generator.integers(len(kept) - requests))
+    if stretch is None:
+        start = int(rng(seed, "felps", "small").integers(len(kept) - requests))
+    else:
+        place, places = stretch
+        if len(kept) // places < requests:
+            raise ValueError(f"stretch: expected {places} times {requests} requests in {span}, got {len(kept)}")
+        start = len(kept) * place // places
     rows = kept[start : start + requests]
     arrival = whole.arrival[rows] - whole.arrival[rows][0]
     number = {int(a): i + 1 for i, a in enumerate(popular)}
@@ -116,12 +124,16 @@ def _shared(ctx: Context) -> Cells:
     return Cells(ctx.directory / "cells" / "live")
 
 
-def real_and_simulated(ctx: Context, seeds: int = 8) -> list[dict[str, dict[str, dict[str, float]]]]:
-    """Per seed and policy: figures of the real engine, and of the simulator calibrated on the other seeds' traces alone."""
+def real_and_simulated(ctx: Context, seeds: int = 6) -> list[dict[str, dict[str, dict[str, float]]]]:
+    """Per seed and policy: figures of the real engine, and of the simulator calibrated on the other seeds' traces alone.
+
+    A seed's trace is a stretch of the arena trace that overlaps no other's, and nothing that development saw.
+    """
     path = ctx.data("arena")
 
     def load(seed: int) -> Workload:
-        return small_arena(path, seed, 12, 6, 40, 16, 2.0)
+        place = (ctx.seeds(seeds).index(seed), seeds)
+        return small_arena(path, seed, 12, 6, 40, 16, 2.0, (ARENA_SPLIT, np.inf), place)
 
     def measured(seed: int, name: str) -> dict[str, Any]:
         real = _get_lab().engine.run(load(seed), build(SETTINGS[name]))
@@ -236,15 +248,27 @@ VLLM_ADAPTERS = 12
 PLUG_IN = {"policy": "felps", "weight": 0.6, "max_draining": 2, "prior_output": 16.0}
 
 
-def vllm_workload(path: Path | None, seed: int, development: bool = False) -> Workload:
-    """110 requests of the 12 most popular adapters of the arena trace; development sees its first 200 s and no more."""
-    span = (0.0, ARENA_SPLIT) if development else (ARENA_SPLIT, np.inf)
-    return small_arena(path, seed, 110, VLLM_ADAPTERS, 96, 40, 2.0, span)
+VLLM_WINDOWS = 8
+
+
+def vllm_window(path: Path | None, index: int, seed: int) -> Workload:
+    """One of the ``VLLM_WINDOWS`` times 110 requests of the 12 most popular adapters after what development saw; disjoint.
+
+    ``seed`` matters where the trace is not there and a generated workload takes its place.
+    """
+    span = (ARENA_SPLIT, np.inf) if path else (0.0, np.inf)
+    place = (index, VLLM_WINDOWS) if path else None
+    return small_arena(path, seed, 110, VLLM_ADAPTERS, 96, 40, 2.0, span, place)
+
+
+def vllm_development(path: Path | None, seed: int) -> Workload:
+    """As many requests of the same adapters from a place that ``seed`` draws in the part that development sees."""
+    return small_arena(path, seed, 110, VLLM_ADAPTERS, 96, 40, 2.0, (0.0, ARENA_SPLIT))
 
 
 def vllm_forecast(path: Path | None, seed: int, settings: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
     """What the simulator expects of vLLM's own rule and of the plug-in with each setting, on a development window."""
-    load = vllm_workload(path, seed, development=True)
+    load = vllm_development(path, seed)
     limits = {name: VLLM_ENGINE[name] for name in ("max_loras", "max_num_seqs", "max_num_batched_tokens")}
     simulator = Simulator(EngineModel.preset("vllm-cpu-small"), **limits, kv_tokens=100_000, sample_every=0.1)
     figures = []
@@ -287,35 +311,37 @@ def fairness_of(workload: Workload, outcome: dict[str, Any], until: float, sampl
     return {"jain": float(np.mean(values)), "throughput": float(workload.cost().sum() / outcome["makespan"])}
 
 
-def vllm_outcomes(ctx: Context, windows: int = 32, queues: int = 5) -> dict[str, Any]:
+def vllm_outcomes(ctx: Context, replays: int = 4, queues: int = 5) -> dict[str, Any]:
     """One visit to vLLM: its own scheduler and the plug-in side by side on windows of the trace, and on long queues.
 
-    A long queue is 512 requests at the start, so that 256 wait on average. "different" counts requests, of the window and (on
-    the first seeds) of the queue, whose tokens are not the same under both.
+    A replay differs from the next by the CPU's pace alone, so that their mean is a window's figure. A long queue is 512
+    requests at the start, so that 256 wait on average. "different" counts requests whose tokens are not the same under both.
     """
     path = ctx.data("arena")
 
     def serve() -> dict[str, Any]:
-        loads = [vllm_workload(path, seed) for seed in ctx.seeds(windows)]
-        served = [_rows(load) for load in loads]
+        loads = [vllm_window(path, i, seed) for i, seed in enumerate(ctx.seeds(VLLM_WINDOWS))]
+        # Windows inside replays: a slow minute of the machine then falls on several windows, and not on all replays of one.
+        served = [_rows(load) for load in loads] * replays
         for seed in ctx.seeds(queues):
             adapters = rng(seed, "felps", "overhead").integers(1, VLLM_ADAPTERS + 1, 512)
             served.append([[0.0, int(a), 16, 4] for a in adapters])
         runs = [{"schedulers": [None, PLUG_IN], "rows": rows} for rows in served]
         outcomes = serve_in_vllm({"engine": VLLM_ENGINE, "adapters": VLLM_ADAPTERS, "runs": runs})
-        rows, shares = [], []
-        for load, (theirs, mine) in zip(loads, outcomes):
+        rows, shares, different = [], [], []
+        for i, (theirs, mine) in enumerate(outcomes[: len(loads) * replays]):
+            replay, window = divmod(i, len(loads))
             until = min(theirs["makespan"], mine["makespan"])
-            row: dict[str, Any] = {"different": _different(theirs, mine)}
+            row: dict[str, Any] = {"window": window, "replay": replay, "different": _different(theirs, mine)}
             for name, o in (("default", theirs), ("felps", mine)):
                 kept = ("loads", "makespan", "steps", "preemptions", "schedule_seconds")
-                row[name] = fairness_of(load, o, until) | {k: o[k] for k in kept}
+                row[name] = fairness_of(loads[window], o, until) | {k: o[k] for k in kept}
             rows.append(row)
-        for row, (theirs, mine) in zip(rows, outcomes[windows:]):
-            row["different"] += _different(theirs, mine)
+        for theirs, mine in outcomes[len(loads) * replays :]:
+            different.append(_different(theirs, mine))
             added = mine["schedule_seconds"] / mine["steps"] - theirs["schedule_seconds"] / theirs["steps"]
             shares.append(added / (theirs["busy"] / theirs["steps"]))
-        return {"rows": rows, "shares": shares}
+        return {"rows": rows, "shares": shares, "different": different}
 
     return _shared(ctx).get("vllm", serve)
 
@@ -331,16 +357,29 @@ def vllm_data(ctx: Context) -> list[DataUse]:
 
 
 def vllm_measurement(ctx: Context, rows: list[dict[str, Any]], metric: str, reason: str = "") -> Measurement:
-    """Plug-in against default, with loads and makespans in the cells."""
+    """Plug-in against default: a value a window, the mean of its replays (geometric for the throughput); all in the cells."""
+    seeds = ctx.seeds(VLLM_WINDOWS)
     cells = [
-        {"factors": {"scheduler": name, "metric": m}, "seed": seed, "method": name, "value": row[name][m]}
-        for seed, row in zip(ctx.seeds(len(rows)), rows)
+        {
+            "factors": {"scheduler": name, "metric": m, "window": row["window"], "replay": row["replay"]},
+            "seed": seeds[row["window"]],
+            "method": name,
+            "value": row[name][m],
+        }
+        for row in rows
         for name in ("default", "felps")
         for m in ("jain", "throughput", "loads", "makespan")
     ]
+
+    def of_windows(name: str) -> list[float]:
+        replays = [[row[name][metric] for row in rows if row["window"] == window] for window in range(VLLM_WINDOWS)]
+        if metric == "throughput":
+            return [float(np.exp(np.mean(np.log(values)))) for values in replays]
+        return [float(np.mean(values)) for values in replays]
+
     return Measurement(
-        ours=Series(PLUG_IN | VLLM_ENGINE, [row["felps"][metric] for row in rows]),
-        baselines={"default": Series(VLLM_ENGINE, [row["default"][metric] for row in rows])},
-        compared_to="default", seeds=ctx.seeds(len(rows)), cells=cells, data=vllm_data(ctx), reason=reason,
+        ours=Series(PLUG_IN | VLLM_ENGINE, of_windows("felps")),
+        baselines={"default": Series(VLLM_ENGINE, of_windows("default"))},
+        compared_to="default", seeds=seeds, cells=cells, data=vllm_data(ctx), reason=reason,
         tuned_by="vllm-weight",
     )  # fmt: skip

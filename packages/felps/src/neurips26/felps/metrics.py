@@ -66,21 +66,20 @@ class RunResult:
             rho = self.sample_served / self.sample_arrived
         return np.where(self.sample_arrived > 0, np.minimum(rho, 1.0), np.nan)
 
+    def _fractions(self) -> list[np.ndarray]:
+        """``rho`` of the adapters with work, sample by sample; samples before any work tell nothing and are left out."""
+        rows = (row[~np.isnan(row)] for row in self.served_fraction())
+        return [row for row in rows if len(row)]
+
     def jain_served_fraction(self) -> float:
         """Mean over the timeline of Jain's index of ``rho`` over the adapters with work."""
-        rows = self.served_fraction()[self._observed()]
-        values = [jain(row[~np.isnan(row)]) for row in rows]
+        values = [jain(row) for row in self._fractions()]
         return float(np.mean(values)) if values else 1.0
 
     def served_fraction_gap(self) -> float:
         """Mean over the timeline of the largest minus the smallest ``rho``."""
-        rows = [row[~np.isnan(row)] for row in self.served_fraction()[self._observed()]]
-        gaps = [float(np.ptp(row)) for row in rows if len(row)]
+        gaps = [float(np.ptp(row)) for row in self._fractions()]
         return float(np.mean(gaps)) if gaps else 0.0
-
-    def _observed(self) -> slice:
-        # The first sample may precede any work; the horizon itself counts.
-        return slice(0, None)
 
     def _windows(self, seconds: float) -> list[np.ndarray]:
         """Service within windows of ``seconds``, of the adapters that had unserved work at every sample in them."""

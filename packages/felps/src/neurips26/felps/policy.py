@@ -245,7 +245,15 @@ class Policy(ABC):
 
     # Engine side: events ---------------------------------------------------------------------------------------------
     def bind(self, slots: AdapterSlots) -> None:
-        """Connect to the engine's slots; the policy then follows loads and evictions."""
+        """Connect to the engine's slots; the policy then follows loads and evictions.
+
+        Raises:
+            ValueError: an engine has it already. A policy keeps its history: each run needs one of its own.
+        """
+        if self.slots is not None:
+            raise ValueError(
+                f"policy: expected a fresh {self.name or type(self).__name__}, got one that an engine has used"
+            )
         self.slots = slots
         slots.listener = self
         for adapter in self.queues:

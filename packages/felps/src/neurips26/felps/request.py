@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 BASE = 0
 """Adapter id of the bare base model: always resident, needs no slot, costs no load."""
 
@@ -22,7 +24,7 @@ class Request:
         max_tokens: the client's cap on the output, ``None`` for no cap.
 
     Raises:
-        ValueError: naming the field, for an empty prompt, a non-positive length or a negative adapter.
+        ValueError: naming the field, for an empty prompt, a length that is not whole and positive, or a negative adapter.
     """
 
     id: int | str
@@ -33,6 +35,10 @@ class Request:
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("adapter", "prompt_tokens", "output_tokens", "max_tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, np.integer)) and (value is not None or name in ("adapter", "prompt_tokens")):
+                raise ValueError(f"{name} must be a whole number, got {value!r} (request {self.id!r})")
         if not self.adapter >= 0:
             raise ValueError(f"adapter must be 0 (base model) or a positive id, got {self.adapter}")
         if not self.arrival >= 0.0:

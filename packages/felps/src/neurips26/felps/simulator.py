@@ -103,7 +103,8 @@ class Simulator:
             max_steps: guard against a run without end.
 
         Raises:
-            ValueError: a request of an unknown adapter, naming it; a horizon or an abort that cannot be.
+            ValueError: a request of an unknown adapter, naming it; a horizon or an abort that cannot be; a policy that has
+                served before.
             RuntimeError: the policy admits nobody though the engine is empty, or ``max_steps`` are not enough.
         """
         if known_adapters is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from neurips26.felps import effects
 from neurips26.felps import experiments as ex
 from neurips26.felps.compare import label, pareto
 from neurips26.felps.metrics import RunResult
@@ -15,6 +17,7 @@ from neurips26.felps.policy import Policy
 from neurips26.shared.claims import DataUse, Measurement
 from neurips26.shared.context import Context
 from neurips26.shared.runs import Cells
+from neurips26.shared.stats import paired_t
 
 QUICK = [
     *({"policy": "felps", "mode": "drain", "weight": w} for w in (0.0, 0.1, 0.3, 0.5, 1.0)),
@@ -25,8 +28,19 @@ QUICK = [
     {"policy": "affinity", "mode": "skip"},
 ]
 TRACE_NAMES = {"conv": "Azure conversation trace", "code": "Azure code trace", "arena": "LMSYS arena trace"}
-SEEDS = 5
-FAIR_SEEDS = 12
+FIRST_SEED = 100
+"""Position of the first reported seed of a tier: earlier records showed what those before it give."""
+REPEATS = 3
+"""So many times the seeds of a whole sweep where a row needs a few settings only."""
+
+
+class Unit(NamedTuple):
+    """Figures of several settings on one seed of a window."""
+
+    trace: str
+    window: int
+    seed: int
+    rows: dict[str, dict[str, float]]
 
 
 def traces(ctx: Context) -> tuple[str, ...]:
@@ -34,14 +48,20 @@ def traces(ctx: Context) -> tuple[str, ...]:
     return ("arena",) if ctx.tier == "quick" else ex.TRACES
 
 
-def settings(ctx: Context) -> list[dict[str, Any]]:
+def settings(ctx: Context, trace: str) -> list[dict[str, Any]]:
     """What a sweep of this tier runs."""
-    return QUICK if ctx.tier == "quick" else ex.sweep()
+    return QUICK if ctx.tier == "quick" else ex.sweep(trace)
 
 
-def seeds(ctx: Context) -> list[int]:
-    """Seeds on which whole sweeps are run."""
-    return ctx.seeds(5 if ctx.tier == "quick" else SEEDS)
+def seeds(ctx: Context, trace: str, repeats: int = 1) -> list[int]:
+    """Seeds of a trace, windows in turn: as many for every window."""
+    count = len(ex.WINDOWS[trace].reported) * ex.SEEDS_A_WINDOW[trace] * repeats
+    return ctx.seeds(FIRST_SEED + count)[FIRST_SEED:]
+
+
+def jobs(ctx: Context, names: tuple[str, ...], repeats: int = 1) -> list[tuple[str, int, int]]:
+    """(trace, position of the seed, seed) of every run unit."""
+    return [(trace, i, seed) for trace in names for i, seed in enumerate(seeds(ctx, trace, repeats))]
 
 
 def data_used(ctx: Context, names: tuple[str, ...]) -> list[DataUse]:
@@ -49,21 +69,48 @@ def data_used(ctx: Context, names: tuple[str, ...]) -> list[DataUse]:
     return [DataUse(t, "real") if ctx.data(t) else DataUse("synthetic gamma arrivals", "generated") for t in names]
 
 
-def unit(ctx: Context, trace: str, i: int, seed: int) -> dict[str, dict[str, float]]:
-    """Figures of every setting of the sweep on one seed of a trace."""
-
-    def all_settings() -> dict[str, dict[str, float]]:
-        return {label(s): ex.run(ctx.data, trace, seed, i, s) for s in settings(ctx)}
-
-    # Several claims look at the same runs; each keeps its own first cell for the re-run check.
+def units(ctx: Context) -> list[Unit]:
+    """Whole sweeps. Several claims look at the same runs; each keeps its own first cell for the re-run check."""
     shared = Cells(ctx.directory / "cells" / "sweeps")
-    return ctx.cell({"sweep": trace, "seed": seed}, lambda: shared.get(f"{trace} {seed}", all_settings))
+    found = []
+    for trace, i, seed in ctx.track(jobs(ctx, traces(ctx)), "sweeps"):
+
+        def all_settings(trace: str = trace, i: int = i, seed: int = seed) -> dict[str, dict[str, float]]:
+            return {label(s): ex.run(ctx.data, trace, seed, i, s) for s in settings(ctx, trace)}
+
+        def once(key: str = f"{trace} {seed}", run: Callable = all_settings) -> dict[str, dict[str, float]]:
+            return shared.get(key, run)
+
+        found.append(Unit(trace, ex.window_of(trace, i), seed, ctx.cell({"sweep": trace, "seed": seed}, once)))
+    return found
 
 
-def units(ctx: Context) -> list[tuple[str, int, dict[str, dict[str, float]]]]:
-    """(trace, seed, figures of every setting) of every run unit."""
-    jobs = [(trace, i, seed) for trace in traces(ctx) for i, seed in enumerate(seeds(ctx))]
-    return [(trace, seed, unit(ctx, trace, i, seed)) for trace, i, seed in ctx.track(jobs, "sweeps")]
+def units_of(ctx: Context, name: str, settings: list[dict[str, Any]]) -> list[Unit]:
+    """A few settings alone, on more seeds a window than whole sweeps are run on."""
+    found = []
+    for trace, i, seed in ctx.track(jobs(ctx, ex.TRACES, REPEATS), name):
+
+        def figures(trace: str = trace, i: int = i, seed: int = seed) -> dict[str, dict[str, float]]:
+            return {label(s): ex.run(ctx.data, trace, seed, i, s) for s in settings}
+
+        found.append(Unit(trace, ex.window_of(trace, i), seed, ctx.cell({name: trace, "seed": seed}, figures)))
+    return found
+
+
+def by_trace(groups: effects.Groups, shown: Callable[[float], float], what: str) -> str:
+    """A line for the record: the mean of every trace with its interval over windows."""
+    told = []
+    for trace, values in groups.items():
+        mean, low, high = map(shown, paired_t(values))
+        told.append(f"{trace} {mean:.4g} [{low:.4g}, {high:.4g}] over {len(values)} windows")
+    return f"{what}, trace by trace with 95 % intervals: " + "; ".join(told)
+
+
+OPEN = (
+    "the trace with the least advantage decides, and what is independent are its five or six windows. Where a window offers less "
+    "than the engine delivers, as half of those of the code trace do, all policies agree and there is no advantage to be had"
+)
+"""Why a claim over all traces is open or fails where it does."""
 
 
 def method_of(name: str) -> str:
@@ -80,25 +127,25 @@ def setting_of(name: str) -> dict[str, Any]:
     }
 
 
-def front_pictures(ctx: Context, units: list[tuple[str, int, dict[str, dict[str, float]]]]) -> list[Path]:
+def front_pictures(ctx: Context, units: list[Unit]) -> list[Path]:
     """A picture of fairness and throughput for each trace."""
     figures = []
     for trace in traces(ctx):
         rows = [
-            {"label": name, "setting": setting_of(name), "seed": seed} | values
-            for t, seed, unit in units
-            if t == trace
-            for name, values in unit.items()
+            {"label": name, "setting": setting_of(name), "seed": unit.seed} | values
+            for unit in units
+            if unit.trace == trace
+            for name, values in unit.rows.items()
         ]
         origin = TRACE_NAMES[trace] if ctx.data(trace) else f"generated workload in place of the {TRACE_NAMES[trace]}"
-        title = f"{origin}, means of {len(seeds(ctx))} seeds"
+        title = f"{origin}, means of {len(ex.WINDOWS[trace].reported)} windows"
         figures.append(pareto(rows, ctx.figure(f"front-{trace}.png"), title=title))
     return figures
 
 
 def run_pictures(ctx: Context) -> list[Path]:
     """Service over time, slots, and latencies of one reported run of the conversation trace."""
-    trace, seed = "conv", ctx.seeds(1)[0]
+    trace, seed = "conv", seeds(ctx, "conv")[0]
     load = ex.workload(trace, ctx.data(trace), seed, 0)
     bench = ex.BENCH["generated" if ctx.data(trace) is None else trace]
     runs: dict[str, RunResult] = {}
@@ -113,6 +160,14 @@ def run_pictures(ctx: Context) -> list[Path]:
         slot_occupancy(runs["felps weight=0.2"], ctx.figure("slots.png"), until=60.0),
         latency_by_popularity(runs, ctx.figure("ttft.png")),
     ]
+
+
+def pairs_dominated(rows: dict[str, dict[str, float]]) -> int:
+    """Pairs (rival's point, FELPS point with weight at most 0.5) of one run in which the rival is ahead in both figures."""
+    points = {name: (f["jain"], f["throughput"]) for name, f in rows.items()}
+    ours = [point for name, point in points.items() if effects.is_claimed(name)]
+    theirs = [point for name, point in points.items() if method_of(name) != "felps"]
+    return sum(t[0] > o[0] and t[1] > o[1] for o in ours for t in theirs)
 
 
 SHOWN = (
@@ -148,46 +203,29 @@ def where_rivals_win(cells: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def extended(
-    ctx: Context, name: str, settings: list[dict[str, Any]]
-) -> list[tuple[str, int, dict[str, dict[str, float]]]]:
-    """Figures of some settings alone on more seeds than whole sweeps are run on."""
-    jobs = [(trace, i, seed) for trace in ex.TRACES for i, seed in enumerate(ctx.seeds(FAIR_SEEDS))]
-    units = []
-    for trace, i, seed in ctx.track(jobs, name):
-
-        def figures(trace: str = trace, i: int = i, seed: int = seed) -> dict[str, dict[str, float]]:
-            return {label(s): ex.run(ctx.data, trace, seed, i, s) for s in settings}
-
-        units.append((trace, seed, ctx.cell({name: trace, "seed": seed}, figures)))
-    ctx.note(
-        "five seeds left it open whether FELPS beats the fair schedulers; extended to twelve, for all methods alike and with "
-        "the criteria unchanged: every window of the Azure traces is met twice, with other adapters"
-    )
-    return units
-
-
 def trend(ctx: Context, metric: str) -> Measurement:
     """A figure over the weight, and its picture."""
     quick = ctx.tier == "quick"
     trace = "arena" if quick else "conv"
     weights = [float(s["weight"]) for s in QUICK if "weight" in s] if quick else list(ex.WEIGHTS)
-    settings = [{"policy": "felps", "mode": "drain", "weight": w} for w in weights]
+    mode = "drain" if quick else ex.FELPS_MODE[trace]
+    settings = [{"policy": "felps", "mode": mode, "weight": w} for w in weights]
+    shared = Cells(ctx.directory / "cells" / "sweeps")
     cells = []
-    seeds = ctx.seeds(5 if ctx.tier == "quick" else 2 * SEEDS)
-    for i, seed in enumerate(ctx.track(seeds, "weights")):
-        key = {"weights": trace, "seed": seed}
+    for _, i, seed in ctx.track(jobs(ctx, (trace,), 1 if quick else REPEATS), "weights"):
 
         def figures(i: int = i, seed: int = seed) -> list[dict[str, float]]:
-            shared = Cells(ctx.directory / "cells" / "sweeps")
-            return shared.get(
-                f"weights {trace} {seed}", lambda: [ex.run(ctx.data, trace, seed, i, s) for s in settings]
-            )
+            return [ex.run(ctx.data, trace, seed, i, s) for s in settings]
 
-        rows = ctx.cell(key, figures)
+        def once(key: str = f"weights {trace} {seed}", run: Callable = figures) -> list[dict[str, float]]:
+            return shared.get(key, run)
+
+        rows = ctx.cell({"weights": trace, "seed": seed}, once)
+        factors = {"trace": trace, "window": ex.window_of(trace, i)}
         cells += [
-            {"factors": {"trace": trace, "weight": w}, "seed": seed, "method": "felps", "value": row[metric]}
+            {"factors": factors | {"weight": w}, "seed": seed, "method": "felps", "value": row[metric]}
             for w, row in zip(weights, rows)
         ]
     figure = weight_sweep(cells, metric, ctx.figure(f"weight-{metric}.png"))
-    return Measurement(cells=cells, seeds=seeds, data=data_used(ctx, (trace,)), figures=[figure])
+    seeds_used = sorted({cell["seed"] for cell in cells})
+    return Measurement(cells=cells, seeds=seeds_used, data=data_used(ctx, (trace,)), figures=[figure])
