@@ -55,7 +55,8 @@ def settings(ctx: Context, trace: str) -> list[dict[str, Any]]:
 
 def seeds(ctx: Context, trace: str, repeats: int = 1) -> list[int]:
     """Seeds of a trace, windows in turn: as many for every window."""
-    count = len(ex.WINDOWS[trace].reported) * ex.SEEDS_A_WINDOW[trace] * repeats
+    each = ex.SEEDS_A_WINDOW[trace]
+    count = len(ex.WINDOWS[trace].reported) * (each // 2 if ctx.tier == "quick" else each * repeats)
     return ctx.seeds(FIRST_SEED + count)[FIRST_SEED:]
 
 
@@ -204,15 +205,13 @@ def where_rivals_win(cells: list[dict[str, Any]]) -> list[str]:
 
 
 def trend(ctx: Context, metric: str) -> Measurement:
-    """A figure over the weight, and its picture."""
-    quick = ctx.tier == "quick"
-    trace = "arena" if quick else "conv"
-    weights = [float(s["weight"]) for s in QUICK if "weight" in s] if quick else list(ex.WEIGHTS)
-    mode = "drain" if quick else ex.FELPS_MODE[trace]
-    settings = [{"policy": "felps", "mode": mode, "weight": w} for w in weights]
+    """A figure over the weight on the conversation trace, and its picture."""
+    trace = "conv"
+    weights = [float(s["weight"]) for s in QUICK if "weight" in s] if ctx.tier == "quick" else list(ex.WEIGHTS)
+    settings = [{"policy": "felps", "mode": ex.FELPS_MODE[trace], "weight": w} for w in weights]
     shared = Cells(ctx.directory / "cells" / "sweeps")
     cells = []
-    for _, i, seed in ctx.track(jobs(ctx, (trace,), 1 if quick else REPEATS), "weights"):
+    for _, i, seed in ctx.track(jobs(ctx, (trace,), REPEATS), "weights"):
 
         def figures(i: int = i, seed: int = seed) -> list[dict[str, float]]:
             return [ex.run(ctx.data, trace, seed, i, s) for s in settings]
