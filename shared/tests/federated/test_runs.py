@@ -41,8 +41,10 @@ from neurips26.shared.federated import (
 )
 from neurips26.shared.federated.methods import METHODS
 from neurips26.shared.federated.records import sizes
+from neurips26.shared.federated.server import serve
 from neurips26.shared.federated.store import check_uplink
 from neurips26.shared.federated.strategy import sample_clients
+from neurips26.shared.federated.tasks import LinearTask
 from neurips26.shared.runs import LockedError, lock
 
 TASK = {"n": 8, "target_rank": 2, "num_clients": 4, "examples": 32, "head": True}
@@ -343,9 +345,11 @@ def test_private_tensors_never_travel(monkeypatch):
     monkeypatch.setattr(InProcessGrid, "_answer", lambda self, message: replies.append(r := old(self, message)) or r)
     for config in (BASE.replace(method="fedsa"), BASE.replace(method="rolora"), MIXED, MIXED.replace(method="local")):
         planted.clear()
-        result = run_federated(config.replace(persist_optimizer=True, optimizer="adamw", client_eval_every=2))
+        persist = METHODS[config.method].factors_outlive_round
+        result = run_federated(config.replace(persist_optimizer=persist, optimizer="adamw", client_eval_every=2))
         assert not any(row["failures"] for row in result.rounds)
-        assert {pid for pid, _ in planted} == {0, 1, 2, 3} and {name for _, name in planted} > {"optimizer"}
+        assert {pid for pid, _ in planted} == {0, 1, 2, 3}
+        assert {name for _, name in planted} > ({"optimizer"} if persist else set())
     raw = canary.numpy().tobytes()
     for reply in replies:
         for part in get_all_nested_objects(reply.content).values():
@@ -478,8 +482,6 @@ def test_a_method_of_other_parameters_uses_the_same_transport_meter_and_resume(t
 def test_flowers_local_differential_privacy_goes_around_methods_that_return_what_they_got():
     from flwr.clientapp.mod import LocalDpMod
 
-    from neurips26.shared.federated.server import serve
-
     def run(config, noise):
         mods = [LocalDpMod(1e6, 1.0, 1.0 / noise, 1e-2)] if noise else []
         return serve(config, InProcessGrid(make_client_app(config.to_run_config(), mods), 4))
@@ -494,6 +496,59 @@ def test_flowers_local_differential_privacy_goes_around_methods_that_return_what
     assert [f[:2] for f in failures] == [[pid, "error"] for pid in range(4)]
 
 
+def test_a_folder_of_private_state_that_another_run_used_changes_nothing(tmp_path):
+    """Client 1 misses the rounds in between: what it kept of the other run's round 6 is no base for this one."""
+
+    def run(config, folder):
+        nodes = {pid: {"state-dir": str(folder)} for pid in range(4)}
+        return serve(config, InProcessGrid(make_client_app(config.to_run_config()), 4, nodes))
+
+    run(MIXED.replace(rounds=6), tmp_path / "used")
+    schedule = ((0, 1, 2, 3), *((0, 2, 3),) * 5, (0, 1, 2, 3))
+    config = MIXED.replace(rounds=7, seed=1, participation="schedule", schedule=schedule)
+    used, fresh = (run(config, tmp_path / name) for name in ("used", "fresh"))
+    assert not any(row["failures"] for row in used.rounds)
+    assert used.history == fresh.history
+    assert all(torch.equal(value, fresh.final[key]) for key, value in used.final.items())
+
+
+def test_a_reply_to_another_run_is_rejected(monkeypatch):
+    plain = InProcessGrid._answer
+
+    def answer(self, message):
+        reply = plain(self, message)
+        if reply.has_content() and message.metadata.message_type == "train":
+            json_of = reply.content["config"]
+            json_of["json"] = str(json_of["json"]).replace('"run": "', '"run": "other')
+        return reply
+
+    monkeypatch.setattr(InProcessGrid, "_answer", answer)
+    (row,) = run_federated(BASE.replace(rounds=1)).rounds
+    assert [why.startswith("it answers another run (other") for _, _, why in row["failures"]] == [True] * 4
+
+
+@pytest.mark.parametrize("method", ["flora", "fedit"])
+def test_moments_of_factors_that_start_anew_are_refused(method):
+    config = MIXED.replace(method=method, ranks=(2, 2, 2, 2), rounds=1, optimizer="adamw", persist_optimizer=True)
+    if method == "fedit":
+        run_federated(config)
+        return
+    with pytest.raises(ValueError, match="persist_optimizer: expected false with flora"):
+        run_federated(config)
+
+
+def test_a_clients_own_loss_is_the_risk_for_its_own_target():
+    task = LinearTask(n=8, target_rank=2, num_clients=2, examples=16, spread=0.5)
+    model = task.model()
+    model.set_adapters(AdapterState())
+    for pid in (0, 1):
+        model.set_delta({"layer": task.targets[pid]})
+        assert task.evaluate(model, "test", pid)["loss"] == pytest.approx(0, abs=1e-6)
+        gap = (task.targets[0] - task.targets[1]).square() * task.variances
+        whole = task.targets[1 - pid].square() * task.variances
+        assert task.evaluate(model, "test", 1 - pid)["loss"] == pytest.approx(float(gap.sum() / whole.sum()), rel=1e-4)
+
+
 def test_store_reads_earlier_rounds_only_and_survives_on_disk(tmp_path):
     value = torch.arange(3.0)
     PrivateStore(RecordDict(), 7, 1, tmp_path).put("b", {"B/w": value})
@@ -504,7 +559,8 @@ def test_store_reads_earlier_rounds_only_and_survives_on_disk(tmp_path):
     assert torch.equal(PrivateStore(RecordDict(), 7, 2, tmp_path).get("b")[0]["B/w"], value)
     assert PrivateStore(RecordDict(), 7, 1, tmp_path).get("b") is None
     assert PrivateStore(RecordDict(), 8, 9, tmp_path).get("b") is None
-    (tmp_path / "7" / "b-2.safetensors").write_bytes(b"torn")
+    assert PrivateStore(RecordDict(), 7, 3, tmp_path, run="other").get("b") is None
+    (tmp_path / "7" / "0" / "b-2.safetensors").write_bytes(b"torn")
     assert torch.equal(again.get("b")[0]["B/w"], value)
 
 

@@ -36,21 +36,25 @@ class Checkpoints:
     def __init__(self, folder: Path, config: FedConfig) -> None:
         self.folder, self.config = Path(folder), config
 
-    def save(self, round: int, method: FedMethod, result: FedResult) -> None:
+    def save(self, round: int, method: FedMethod, result: FedResult, run: str) -> None:
         """Write the state after ``round``; an error (a full disk) leaves the older ones as they are."""
         tensors, state = method.state_dict()
         data = save({key: value.contiguous() for key, value in tensors.items()})
         path = self.folder / f"round-{round:05d}.safetensors"
         atomic_write_bytes(path, data)
         about = {"sha256": hashlib.sha256(data).hexdigest(), "config": self.config.to_run_config(), "method": state}
-        about |= {"history": result.history, "rounds": result.rounds, "meter": result.meter.rows}
+        about |= {"history": result.history, "rounds": result.rounds, "meter": result.meter.rows, "run": run}
         atomic_write_json(path.with_suffix(".json"), about)
         for old in sorted(self.folder.glob("round-*.json"))[:-2]:
             old.unlink()
             old.with_suffix(".safetensors").unlink(missing_ok=True)
 
-    def restore(self, method: FedMethod, result: FedResult) -> int:
-        """Load the newest whole checkpoint into ``method`` and ``result``; returns its round, 0 if there is none."""
+    def restore(self, method: FedMethod, result: FedResult) -> tuple[int, str | None]:
+        """Load the newest whole checkpoint into ``method`` and ``result``.
+
+        Returns:
+            Its round and the token of the run; 0 and None if there is none.
+        """
         for path in sorted(self.folder.glob("round-*.json"), reverse=True):
             tensors_path = path.with_suffix(".safetensors")
             try:
@@ -65,8 +69,8 @@ class Checkpoints:
             method.load_state_dict(load(data), about["method"])
             result.history, result.rounds = about["history"], about["rounds"]
             result.meter = ByteMeter(about["meter"])
-            return int(path.stem.split("-")[1])
-        return 0
+            return int(path.stem.split("-")[1]), about["run"]
+        return 0, None
 
     def _same(self, old: dict[str, object]) -> None:
         new = json.loads(json.dumps(self.config.to_run_config()))

@@ -66,7 +66,13 @@ def build_task(config: FedConfig) -> Task:
 def build_method(config: FedConfig) -> FedMethod:
     """A new object of the configured method."""
     known = METHODS.get(config.method)
-    return _built(known or named(config.method, "method"), config.method_options, "method_options")
+    method = _built(known or named(config.method, "method"), config.method_options, "method_options")
+    if config.persist_optimizer and not method.factors_outlive_round:
+        raise ValueError(
+            f"persist_optimizer: expected false with {method.name}, whose factors start anew in every round: "
+            "moments of the old ones mean nothing to them"
+        )
+    return method
 
 
 def setup_of(config: FedConfig, task: Task) -> Setup:
@@ -193,7 +199,8 @@ def make_client_app(defaults: Mapping[str, Any] | None = None, mods: Sequence[An
             ``LocalDpMod``, need a method that receives and sends the same tensors: FedIT, FedProx, FFA-LoRA and
             zero-padding do; one that merges into the base (Frank, FLoRA, FedEx) or sends half (RoLoRA, FedSA) does not.
 
-    The node's configuration names its ``partition-id``, and optionally a ``state-dir`` for durable private state.
+    The node's configuration names its ``partition-id``, and optionally a ``state-dir`` for durable private state
+    (a folder a run in it, by the token that the server draws).
     """
     app = ClientApp()
     bound = dict(defaults or {})
@@ -218,13 +225,13 @@ def make_client_app(defaults: Mapping[str, Any] | None = None, mods: Sequence[An
         method.begin(setup)
         payload = Payload(*from_content(message.content))
         folder = context.node_config.get("state-dir") or ready.run_config.get("out-dir")
-        round = int(payload.config["round"])
-        private = PrivateStore(context.state, pid, round, Path(str(folder)) / "clients" if folder else None)
+        round, run = int(payload.config["round"]), str(payload.config["run"])
+        private = PrivateStore(context.state, pid, round, Path(str(folder)) / "clients" if folder else None, run)
         private = private if keep else _ReadOnly(private)
         rank = config.ranks[pid]
         client = Client(pid, round, rank, config.lora.scale(rank), ready.task.model(), setup, private, payload)
         method.receive(client)
-        ready.method, ready.client, ready.round = method, client, round
+        ready.method, ready.client, ready.round, ready.run = method, client, round, run
         return ready
 
     @app.query()
@@ -250,7 +257,7 @@ def make_client_app(defaults: Mapping[str, Any] | None = None, mods: Sequence[An
         check_uplink(answer.tensors, method.uplink)
         tensors, claimed = plan.after_train(ready.round, ready.pid, answer.tensors)
         # Private state of a method is what the two calls above wrote; replies hold declared fields only.
-        content = to_content(tensors, answer.config | {"round": claimed, "pid": ready.pid})
+        content = to_content(tensors, answer.config | {"round": claimed, "run": ready.run, "pid": ready.pid})
         n = ready.task.num_examples(ready.pid)
         content["metrics"] = MetricRecord(
             {"num-examples": n, "train-loss": measured["loss"], "seconds": measured["seconds"]}

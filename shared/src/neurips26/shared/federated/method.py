@@ -106,6 +106,8 @@ class FedMethod:
     uplink: tuple[str, ...] = ("A", "B", "head")
     #: Whether clients of different rank can take part; None of the methods truncates silently.
     mixed_ranks = False
+    #: Whether a client's factors go on where they, or their average, stood: only then optimizer moments may be kept.
+    factors_outlive_round = True
     #: Whether there is one model of the whole federation to evaluate.
     has_global = True
     setup: Setup

@@ -41,7 +41,8 @@ def serve(
     if out_dir is not None:
         strategy.checkpoints = Checkpoints(out_dir / "checkpoints", config)
         if resume:
-            start = strategy.checkpoints.restore(strategy.method, strategy.result)
+            start, run = strategy.checkpoints.restore(strategy.method, strategy.result)
+            strategy.run = run or strategy.run
         elif list((out_dir / "checkpoints").glob("round-*.json")):
             raise FileExistsError(f"{out_dir}: holds another run; resume it, or choose an empty folder")
     strategy.start(grid, num_rounds=config.rounds, timeout=config.timeout, start_round=start + 1, callbacks=callbacks)

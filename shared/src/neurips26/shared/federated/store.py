@@ -35,18 +35,22 @@ class PrivateStore:
 
     A round reads what earlier rounds wrote and never its own: a round that is made again (a resumed run, a repeated
     message) starts from the same state. The two newest rounds are kept. Two tiers: the Flower context, which a SuperNode
-    loses on restart, and files ``<folder>/<pid>/<name>-<round>.safetensors`` with a checksum, written atomically.
+    loses on restart, and files ``<folder>/<pid>/<run>/<name>-<round>.safetensors`` with a checksum, written atomically.
+    What another run left in the same folder is never read, and never removed.
 
     Args:
         state: ``Context.state`` of the client.
         pid: the client's partition id.
         round: the round being worked on.
         folder: durable tier, or None.
+        run: the run's token, which the server draws at its start and names in every message.
     """
 
-    def __init__(self, state: RecordDict, pid: int, round: int, folder: Path | None = None) -> None:
-        self._state, self.pid, self.round = state, pid, round
-        self._folder = Path(folder) / str(pid) if folder is not None else None
+    def __init__(self, state: RecordDict, pid: int, round: int, folder: Path | None = None, run: str = "0") -> None:
+        if not run.isalnum():
+            raise ValueError(f"run: expected letters and digits, got {run!r}")
+        self._state, self.pid, self.round, self._run = state, pid, round, run
+        self._folder = Path(folder) / str(pid) / run if folder is not None else None
 
     def get(self, name: str) -> tuple[Tensors, dict[str, Any]] | None:
         """The newest tensors and meta data of ``name`` from before this round; meta data has ``round`` in it."""
@@ -63,8 +67,8 @@ class PrivateStore:
             raise ValueError(f"name: expected neither dot nor slash in it, got {name!r}")
         tensors, meta = clone(tensors), dict(meta or {}) | {"round": self.round}
         body = to_content(tensors, meta)
-        self._state[f"{name}.{self.round}.payload"] = body["payload"]
-        self._state[f"{name}.{self.round}.config"] = body["config"]
+        for part in ("payload", "config"):
+            self._state[self._key(name, self.round, part)] = body[part]
         if self._folder is not None:
             data = save({key: value.contiguous() for key, value in tensors.items()})
             path = self._folder / f"{name}-{self.round}.safetensors"
@@ -73,16 +77,19 @@ class PrivateStore:
         for old in [r for r in self._rounds(name) if r < self.round][:-1]:
             self._drop(name, old)
 
+    def _key(self, name: str, round: int, part: str) -> str:
+        return f"{self._run}.{name}.{round}.{part}"
+
     def _rounds(self, name: str) -> list[int]:
-        rounds = {int(key.split(".")[1]) for key in self._state if key.startswith(f"{name}.")}
+        rounds = {int(key.split(".")[2]) for key in self._state if key.startswith(f"{self._run}.{name}.")}
         if self._folder is not None:
             rounds |= {int(path.stem.rsplit("-", 1)[1]) for path in self._folder.glob(f"{name}-*.safetensors")}
         return sorted(rounds)
 
     def _read(self, name: str, round: int) -> tuple[Tensors, dict[str, Any]] | None:
-        if f"{name}.{round}.payload" in self._state:
-            keys = ("payload", "config")
-            return from_content(RecordDict({key: self._state[f"{name}.{round}.{key}"] for key in keys}))
+        if self._key(name, round, "payload") in self._state:
+            parts = ("payload", "config")
+            return from_content(RecordDict({part: self._state[self._key(name, round, part)] for part in parts}))
         assert self._folder is not None
         path = self._folder / f"{name}-{round}.safetensors"
         try:
@@ -94,8 +101,8 @@ class PrivateStore:
         return load(data), about["meta"]
 
     def _drop(self, name: str, round: int) -> None:
-        for key in ("payload", "config"):
-            self._state.pop(f"{name}.{round}.{key}", None)
+        for part in ("payload", "config"):
+            self._state.pop(self._key(name, round, part), None)
         if self._folder is not None:
             for suffix in (".safetensors", ".json"):
                 (self._folder / f"{name}-{round}{suffix}").unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -128,6 +129,8 @@ class FedLoRAStrategy(Strategy):
     ) -> None:
         self.method, self.task, self.config, self.checkpoints = method, task, config, checkpoints
         self.result = FedResult(config)
+        #: Names this run to its clients, so that what they keep for another one is never taken for its own.
+        self.run = secrets.token_hex(8)
         self._nodes: dict[int, int] = {}
         self._asked: list[tuple[int, Metadata]] = []
         self._shapes: dict[int, dict[str, tuple[int, ...]]] = {}
@@ -244,7 +247,7 @@ class FedLoRAStrategy(Strategy):
                 self._evaluate_global(current)
             self.result.stopped_at = current
             if self.checkpoints is not None:
-                self.checkpoints.save(current, self.method, self.result)
+                self.checkpoints.save(current, self.method, self.result, self.run)
             for callback in callbacks:
                 callback(current, self)
         self.result.final = self._final()
@@ -292,7 +295,7 @@ class FedLoRAStrategy(Strategy):
         messages, self._asked = [], []
         for pid in pids:
             payload = self.method.downlink(round, pid)
-            content = to_content(payload.tensors, payload.config | {"round": round})
+            content = to_content(payload.tensors, payload.config | {"round": round, "run": self.run})
             purpose = "train" if kind == MessageType.TRAIN else "evaluate"
             self.result.meter.add(round, pid, "down", content, purpose)
             messages.append(Message(content, dst_node_id=self._nodes[pid], message_type=kind, group_id=str(round)))
@@ -323,6 +326,8 @@ class FedLoRAStrategy(Strategy):
     def _problem(self, round: int, pid: int, tensors: Tensors, config: dict[str, Any]) -> str | None:
         if config.get("round") != round:
             return f"it answers round {config.get('round')}"
+        if config.get("run") != self.run:
+            return f"it answers another run ({config.get('run')})"
         try:
             check_uplink(tensors, self.method.uplink)
         except PrivateLeakError as error:

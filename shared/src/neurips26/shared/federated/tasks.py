@@ -23,7 +23,8 @@ class LinearTask(Task):
 
     Client i sees ``y = W_i x + noise`` with ``x ~ N(0, C)``, C diagonal with a condition number of ``condition``, and
     ``W_i = W* + spread`` times its own matrix of the same rank. The base weight is 0. The metric ``loss`` is the excess
-    risk ``tr((W - W*) C (W - W*)^T)`` of the mean target W*, relative to that of W = 0; it is exact, no sample.
+    risk ``tr((W - W*) C (W - W*)^T)`` of the mean target W*, relative to that of W = 0; it is exact, no sample. A client's
+    own is the same with its own target W_i.
 
     Args:
         n: inputs and outputs.
@@ -73,6 +74,7 @@ class LinearTask(Task):
             0 if i in empty else int(s)
             for i, s in enumerate(draw.integers(examples // 2, 3 * examples // 2 + 1, num_clients))
         ]
+        self.targets = [torch.tensor(target, dtype=torch.float32) for target in targets]
         weights = np.array(sizes) / sum(sizes)
         self.target = torch.tensor(sum(w * t for w, t in zip(weights, targets, strict=True)), dtype=torch.float32)
         self._x, self._y = [], []
@@ -106,11 +108,9 @@ class LinearTask(Task):
         return 0.5 * (predicted - self._y[pid][chosen]).square().sum(-1).mean()
 
     def evaluate(self, model: LoraModel, split: str, pid: int | None = None) -> dict[str, float]:
-        layer = model.module["layer"]  # type: ignore[index]
+        layer, target = model.module["layer"], self.target if pid is None else self.targets[pid]  # type: ignore[index]
         with torch.no_grad():
-            if pid is not None:
-                return {"loss": float((layer(self._x[pid]) - self._y[pid]).square().sum(-1).mean())}
             bias = layer(torch.zeros(1, self.n))
             weight = (layer(torch.eye(self.n)) - bias).T
-            risk = ((weight - self.target).square() * self.variances).sum() + bias.square().sum()
-            return {"loss": float(risk / (self.target.square() * self.variances).sum())}
+            risk = ((weight - target).square() * self.variances).sum() + bias.square().sum()
+            return {"loss": float(risk / (target.square() * self.variances).sum())}

@@ -66,7 +66,7 @@ class FLoRA(MergingMethod):
     Any mix of ranks. Down go all clients' factors.
     """
 
-    name, mixed_ranks = "flora", True
+    name, mixed_ranks, factors_outlive_round = "flora", True, False
 
     def entry_delta(self, tensors: Tensors, config: dict[str, Any], module: str) -> Tensor:
         return tensors[f"B/{module}"] @ tensors[f"A/{module}"]
