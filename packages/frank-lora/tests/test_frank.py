@@ -313,8 +313,7 @@ def test_downlink_is_the_smaller_of_factors_and_the_dense_change():
     assert list(gone.tensors) == ["dense/w"]
 
 
-def test_a_rank_may_change_between_rounds():
-    """What a round added keeps its own ranks: the log draws each round's A at the rank of that round."""
+def test_the_log_draws_each_rounds_a_at_the_ranks_of_that_round():
     method = begun([2, 3])
     first = [torch.randn(5, 2), torch.randn(5, 3)]
     method.aggregate(1, [ClientUpdate(i, 0.5, 1, {"B/w": b}) for i, b in enumerate(first)])
@@ -449,6 +448,7 @@ def test_another_a_on_the_client_is_noticed():
         ({"lr_scaling": "cube"}, "lr_scaling: expected one of 'auto'"),
         ({"resample_every": -1}, "resample_every: expected an integer >= 0"),
         ({"server_lr": 0.0}, "server_lr: expected a finite number > 0"),
+        ({"debias": True, "lr_max": 0.1}, "lr_max: expected none with debias"),
     ],
 )
 def test_bad_options_are_named(options, match):
@@ -464,6 +464,7 @@ def test_operations_of_the_adapters():
     got, unit = adapter_flops(64, 4, 32), 2 * 32 * 64 * 4
     assert got["both"] / unit == 4 * (2 + 2 + 1) + 3  # B^T dy everywhere; x's gradient through A in all layers but one
     assert got["B"] / unit == 4 * (2 + 1) + 3 + 3
+    assert got["weight gradients, both"] / unit == 8 and got["weight gradients, B"] / unit == 4
 
 
 def test_export_loads_in_peft_and_tells_its_error(tmp_path):

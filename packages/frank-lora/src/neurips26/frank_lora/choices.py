@@ -24,5 +24,7 @@ class Choices:
     lr_scaling: str = "auto"
     r_ref: float | None = None  # rank at which the learning rate is the configured one; None: the median of the ranks
     lr_max: float | None = None  # cap of a client's rate; None: no cap
-    debias: bool = False  # weigh clients by 1 / rate as well: large ranks then do not pull the mean towards themselves
+    debias: bool = (
+        False  # weigh clients by 1 / rate as well: large ranks then do not pull the mean towards themselves; no lr_max
+    )
     server_lr: float = 1.0  # step of the server along the averaged update

@@ -58,7 +58,7 @@ class Compare:
     """Seeds, from 0."""
 
     def __call__(self) -> int:
-        from neurips26.frank_lora.experiments import VARIANTS, chosen, rates, run
+        from neurips26.frank_lora.experiments import VARIANTS, chosen, run
         from neurips26.shared.arrays import check_choice, check_int
 
         check_int(self.seeds, "seeds", minimum=1)
@@ -67,7 +67,7 @@ class Compare:
         print(f"linear federation, 10 rounds, at the tuned rates, mean loss of {self.seeds} seed(s)")
         print(f"{'method':32s} {'lr':>7s} {'loss':>9s} {'MB up':>9s} {'MB down':>9s}")
         for name in self.methods:
-            lr = chosen("linear").get(name, rates("linear", name)[1])
+            lr = chosen("linear").get(name, chosen("linear")["frank"])
             rows = [run("linear", name, lr, seed, "quick") for seed in range(self.seeds)]
             loss = sum(r["loss"] for r in rows) / len(rows)
             print(f"{name:32s} {lr:7.3g} {loss:9.4f} {sum(rows[0]['up']):9.3f} {sum(rows[0]['down']):9.3f}")
@@ -108,12 +108,12 @@ class LrSweep:
     method: str = "frank"
     """Name as in the claims' tables."""
     rates: tuple[float, ...] = ()
-    """Learning rates (at the reference rank, where they depend on it); none: the method's grid of the tune tier."""
+    """Learning rates (at the reference rank, where they depend on it); none: the coarse ones of the tune tier."""
     seeds: int = 1
     """Seeds, from 0."""
 
     def __call__(self) -> int:
-        from neurips26.frank_lora.experiments import VARIANTS, rates, run
+        from neurips26.frank_lora.experiments import SEARCHES, VARIANTS, run
         from neurips26.shared.arrays import check_choice, check_int, check_real
 
         check_choice(self.method, "method", VARIANTS)
@@ -121,7 +121,7 @@ class LrSweep:
         for lr in self.rates:
             check_real(lr, "rates", minimum=0)
         print(f"{self.method} on the linear federation, 10 rounds\n{'lr':>8s} {'loss':>10s}")
-        for lr in self.rates or rates("linear", self.method):
+        for lr in self.rates or SEARCHES["linear"].coarse_rates:
             losses = [run("linear", self.method, lr, seed, "quick")["loss"] for seed in range(self.seeds)]
             print(f"{lr:8.3g} {sum(losses) / len(losses):10.4f}")
         return 0
@@ -195,7 +195,12 @@ class Report:
             for pid, kind, why in row["failures"]:
                 print(f"round {row['round']}: client {pid} {kind}: {why}")
         if self.target is not None:
-            metric = self.metric or next((r["metric"] for r in result.history if r["column"] == "global"), "loss")
+            known = list(dict.fromkeys(r["metric"] for r in result.history if r["column"] == "global"))
+            metric = self.metric or (known[0] if known else "loss")
+            if metric not in known:
+                raise ValueError(
+                    f"metric: expected one that was recorded ({', '.join(known) or 'none'}), got {metric!r}"
+                )
             up, down = (result.megabytes_to(metric, self.target, way) for way in ("up", "down"))
             if up is None or down is None:
                 print(f"{metric} {self.target:g}: never reached")
@@ -252,6 +257,28 @@ class Serve:
 
 
 @dataclass
+class Adopt:
+    """Write the rates that a tune record chose, and the losses that rank the methods, into the package."""
+
+    record: Annotated[Path, tyro.conf.Positional] = Path("results/frank-lora/tune.json")
+    """The record."""
+
+    def __call__(self) -> int:
+        import json
+
+        from neurips26.frank_lora.experiments import adopted
+        from neurips26.shared.runs import atomic_write_text
+
+        if not self.record.is_file():
+            raise ValueError(f"record: expected a tune record, got {str(self.record)!r}")
+        target = Path(__file__).with_name("chosen.json")
+        told = adopted(json.loads(self.record.read_text("utf-8"))["grids"])
+        atomic_write_text(target, json.dumps(told, indent=1) + "\n")
+        print(f"written: {target}")
+        return 0
+
+
+@dataclass
 class Settings:
     """Every setting of a run with its default, as TOML for ``run`` or ``flwr run --run-config``."""
 
@@ -268,5 +295,5 @@ class Settings:
 def main(argv: list[str]) -> int:
     """Run one verb."""
     verbs = {"run": Run, "compare": Compare, "snr": Snr, "lr-sweep": LrSweep, "bytes": Bytes,
-             "report": Report, "serve": Serve, "settings": Settings}  # fmt: skip
+             "report": Report, "serve": Serve, "adopt": Adopt, "settings": Settings}  # fmt: skip
     return tyro.extras.subcommand_cli_from_dict(verbs, args=argv, prog="neurips26 frank-lora")()

@@ -41,14 +41,14 @@ def rank_factor(rule: str, r: float, n: int) -> float:
 class FrankLoRA(MergingMethod):
     """Frozen, resampled A; rank-dependent rates; exact aggregation of any mix of ranks.
 
-    The arguments are those of :class:`~neurips26.frank_lora.choices.Choices`. A client of rank 0 trains the head only. A
-    client's rank may change from round to round: nothing of B outlives its round.
+    The arguments are those of :class:`~neurips26.frank_lora.choices.Choices`. A client of rank 0 trains the head only.
 
     Raises:
-        ValueError: an unknown rule or distribution, or a rank above a module's input width (the module is named).
+        ValueError: an unknown rule or distribution, a rank above a module's input width (the module is named), or a cap
+            of the rates beside ``debias``, whose weights are those of the rule.
     """
 
-    name, mixed_ranks, uplink = "frank", True, ("B", "head")
+    name, mixed_ranks, uplink, factors_outlive_round = "frank", True, ("B", "head"), False
 
     def __init__(
         self,
@@ -69,6 +69,8 @@ class FrankLoRA(MergingMethod):
         self.r_ref = None if r_ref is None else check_real(r_ref, "r_ref", minimum=0, inclusive=False)
         self.lr_max = None if lr_max is None else check_real(lr_max, "lr_max", minimum=0, inclusive=False)
         self.server_lr = check_real(server_lr, "server_lr", minimum=0, inclusive=False)
+        if debias and lr_max is not None:
+            raise ValueError(f"lr_max: expected none with debias, which divides by the uncapped rates, got {lr_max}")
 
     def begin(self, setup: Setup) -> None:
         """Check the ranks against every module."""
@@ -166,7 +168,7 @@ class FrankLoRA(MergingMethod):
         return rank_factor(rule, r, n) / rank_factor(rule, reference, n)
 
     def learning_rate(self, client: Client, lr: float, module: str) -> float:
-        """``lr * g(r_i) / g(r_ref)``, capped; from the client's rank in this round."""
+        """``lr * g(r_i) / g(r_ref)``, capped."""
         rate = lr * self._factor(client.rank, self.setup.shapes[module][1])
         return rate if self.lr_max is None else min(rate, self.lr_max)
 
