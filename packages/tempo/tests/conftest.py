@@ -17,7 +17,7 @@ def random_checkpoint(robot="go1", arch="mlp", critic_arch="mlp_ln", kind="categ
     d, nu, _ = SIZES[robot]
     info = Meta(robot=robot, arch=arch, critic_arch=critic_arch, critic_kind=kind, atoms=21, q_scale=0.1, **meta)
     keys = jax.random.split(jax.random.key(seed), 3)
-    out = 21 if kind == "categorical" else 2
+    out = {"categorical": 21, "gaussian": 2, "scalar": 1}[kind]
     actor = networks.get(arch).init(keys[0], d, width, 2, nu, 0.5)
     critics = [networks.get(critic_arch).init(k, d + nu, width, 2, out, 1.0) for k in keys[1:]]
     plain = jax.tree.map(np.asarray, (actor, critics))

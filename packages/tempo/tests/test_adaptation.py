@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from neurips26.tempo.adaptation import TTAConfig, make_tta, method_config
-from neurips26.tempo.distributions import Categorical, Scalar
+from neurips26.tempo.distributions import Categorical, Scalar, reduced
 from neurips26.tempo.memory import ScoreMemory
 
 
@@ -127,6 +127,7 @@ def test_guard_keeps_theta_when_the_critic_explodes():
     after, _ = jax.jit(tta.learn)(state)
     np.testing.assert_array_equal(after.theta, state.theta)
     assert int(after.rollbacks) == 1 and np.isfinite(after.m).all()
+    assert int(after.updates) == int(after.moments) == 0, "an update that was put back is none"
 
 
 def test_drift_bound_holds():
@@ -147,6 +148,20 @@ def test_restore_on_fall_goes_back_to_the_snapshot():
     state, action, _ = tta.act(state, jnp.asarray(down[0]))
     np.testing.assert_array_equal(state.theta, snapshot)
     assert int(state.rollbacks) == 1
+
+
+def test_steps_after_a_roll_back_have_the_size_of_first_steps():
+    """Adam's bias correction starts anew with its moments."""
+    cfg = method_config("naive", lr=1e-3, update_every=1, restore_on_fall=True)
+    tta = make_tta(free, lambda o, a: [Scalar(a.sum(-1))], cfg, fallen_index=0)
+    state, _ = run(tta, tta.init(jnp.zeros(2), jax.random.key(0), 5), -np.ones((300, 5), np.float32))
+    state, _, _ = tta.act(state, jnp.ones(5))
+    assert int(state.rollbacks) == 1
+    learn = jax.jit(tta.learn)
+    for _ in range(10):
+        before = state.theta
+        state, _ = learn(state)
+        np.testing.assert_allclose(state.theta - before, 1e-3, rtol=1e-3)
 
 
 def test_vmapped_robots_equal_separate_ones():
@@ -182,6 +197,40 @@ def test_methods_differ_as_documented():
 
 
 @pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("memory", {"entropy_coef": 0.5}),
+        ("memory", {"source": "latest"}),
+        ("none", {"lr": 1e-3}),
+        ("q_greedy", {"lr": 1.0}),
+    ],
+)
+def test_what_a_method_fixes_cannot_be_set(method, settings):
+    with pytest.raises(ValueError, match=f"{next(iter(settings))}: expected .* which the method '{method}' fixes"):
+        method_config(method, **settings)
+
+
+def test_strengths_given_to_one_program_are_those_of_a_configuration():
+    """Uniform replay without entropy by TEMPO's own program with other numbers, as the evaluation runs it."""
+    ring = ScoreMemory(16, alpha=0.6)
+    shared = make_tta(free, two_peaks, TTAConfig(lr=1.0, update_every=1, warmup=1, batch_size=4, memory=ring))
+    own_cfg = method_config("uniform", lr=0.01, update_every=1, warmup=1, batch_size=4, memory=ring)
+    own = make_tta(free, two_peaks, own_cfg)
+    a = b = own.init(jnp.array([0.05]), jax.random.key(0), 5)
+    by_strengths, by_config = jax.jit(lambda s: shared.learn(s, own_cfg.strengths)), jax.jit(own.learn)
+    for o in OBS[:30]:
+        a, b = own.act(a, jnp.asarray(o))[0], own.act(b, jnp.asarray(o))[0]
+        a, b = by_strengths(a)[0], by_config(b)[0]
+    np.testing.assert_allclose(a.theta, b.theta, rtol=1e-6)
+    assert float(jnp.abs(a.theta - a.theta0).max()) > 0.05
+
+
+@pytest.mark.parametrize(("how", "expected"), [("min", 1.0), ("mean", 2.0)])
+def test_any_number_of_critics_is_reduced(how, expected):
+    assert float(reduced([Scalar(jnp.asarray(v)) for v in (1.0, 2.0, 3.0)], how)) == expected
+
+
+@pytest.mark.parametrize(
     ("field", "value"),
     [
         ("batch_size", 0),
@@ -202,3 +251,9 @@ def test_bad_settings_name_the_argument(field, value):
 def test_bad_memory_settings_name_the_argument(field, value):
     with pytest.raises((ValueError, TypeError), match=field):
         ScoreMemory(**{field: value})
+
+
+@pytest.mark.parametrize("method", ["naive", "naive-fifo", "entropy"])
+def test_the_latest_observations_need_a_ring_in_order(method):
+    with pytest.raises(ValueError, match="memory: expected eviction 'fifo'"):
+        method_config(method, memory=ScoreMemory(64, eviction="easiest"))

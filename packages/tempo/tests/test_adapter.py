@@ -139,8 +139,15 @@ def test_resumed_run_continues_with_the_same_actions(ckpt, tmp_path):
 
 def test_state_of_another_configuration_is_refused(ckpt):
     saved = TestTimeAdapter(ckpt, **FAST).state_dict()
-    with pytest.raises(ValueError, match="saved: expected"):
-        TestTimeAdapter(ckpt, memory=ScoreMemory(32)).load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"saved: expected .* the same lr$"):
+        TestTimeAdapter(ckpt, lr=1e-3, **FAST).load_state_dict(saved)
+
+
+def test_state_of_another_robots_adapter_is_refused(ckpt, make_checkpoint):
+    """Go1 and Go2 have equal shapes and other orders of legs."""
+    saved = TestTimeAdapter(make_checkpoint(robot="go2", seed=1), **FAST).state_dict()
+    with pytest.raises(ValueError, match="saved: expected .* the same checkpoint"):
+        TestTimeAdapter(ckpt, **FAST).load_state_dict(saved)
 
 
 def test_asynchronous_mode_never_waits_and_learns(ckpt):
@@ -161,6 +168,45 @@ def test_asynchronous_mode_never_waits_and_learns(ckpt):
         adapter.step(o)
         adapter.finish()
     assert int(adapter.state.updates) > 0 and adapter.drift > 0
+
+
+def held(adapter):
+    """Lets the adapter's updates begin and not end before the returned event is set."""
+    import threading
+
+    gate, inner = threading.Event(), adapter._learn
+    adapter._learn = lambda *parts: (gate.wait(20), inner(*parts))[1]
+    return gate
+
+
+def test_asynchronous_saving_does_not_wait_for_an_update(ckpt, tmp_path):
+    adapter = TestTimeAdapter(ckpt, asynchronous=True, save_path=tmp_path / "s.npz", save_every=3, **FAST)
+    adapter.warmup()
+    gate = held(adapter)
+    seconds = [adapter.step(o)[1]["seconds"] for o in observations(9)]
+    assert max(seconds) < 5 and adapter._worker is not None and adapter._worker.is_alive()
+    gate.set()
+    adapter.finish()
+    TestTimeAdapter(ckpt, **FAST).restore(tmp_path / "s.npz")
+
+
+def test_an_update_that_began_before_a_roll_back_is_dropped(ckpt):
+    adapter = TestTimeAdapter(ckpt, asynchronous=True, restore_on_fall=True, lr=1e-2, **FAST)
+    adapter.warmup()
+    for o in observations(10):
+        adapter.step(o)
+        adapter.finish()
+    moved = adapter.drift
+    gate = held(adapter)
+    for o in observations(2, seed=1):
+        adapter.step(o)
+    lying = observations(1)[0]
+    lying[8] = 1.0
+    _, info = adapter.step(lying)
+    assert moved > 0 and info["rollbacks"] == 1 and adapter.drift == 0
+    gate.set()
+    adapter.finish()
+    assert adapter.drift == 0 and int(adapter.state.rollbacks) == 1
 
 
 def test_deadline_misses_are_counted(ckpt):

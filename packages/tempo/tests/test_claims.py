@@ -13,6 +13,8 @@ GAINS = (
     claims.stabilises_severe_shift,
     claims.hard_first,
     claims.near_failure_gain,
+    claims.gain_under_mild_shift,
+    claims.gain_with_informed_critic,
     claims.several_architectures,
     claims.critic_ranks_actors,
 )
@@ -45,7 +47,7 @@ def test_pictures_are_drawn(tmp_path):
     table, methods = fake_table(), ("none", "naive", "tempo", "zero")
     made = [
         pictures.gains(table, methods, tmp_path / "a.png"),
-        pictures.curves(table, tmp_path / "b.png", 25),
+        pictures.curves(table, tmp_path / "b.png", 25, 500),
         pictures.overestimation(table, tmp_path / "c.png"),
         pictures.latencies([{k: np.geomspace(0.2, 2, 199) for k in ("with", "without")}], tmp_path / "d.png"),
     ]
@@ -66,7 +68,7 @@ def test_frozen_and_adapted_side_by_side(suffix, tmp_path):
     from PIL import Image
 
     policy = checkpoint.untrained("go2", width=8)
-    path = pictures.animation(policy, shifts.Payload(2.0), tmp_path / f"film.{suffix}", ticks=40, every=10)
+    path = pictures.animation(policy, shifts.Payload(2.0), tmp_path / f"film.{suffix}", ticks=40, every=10, episodes=2)
     film = Image.open(path)
     assert film.size == (480, 180) and film.n_frames >= 2
 

@@ -44,6 +44,14 @@ def test_blocks_of_robots_and_their_compaction_change_nothing(ckpt, monkeypatch)
     np.testing.assert_allclose(parts.drift, whole.drift, rtol=1e-3)
 
 
+def test_robots_that_fall_are_rolled_back(ckpt):
+    """The observation of the fall reaches the guard, although the robot's episode is over."""
+    shift = shifts.Combined((shifts.RoughTerrain(0.3), shifts.Payload(40.0)))
+    run = rollout(ckpt, "tempo", shift, range(4), ticks=60, lr=1e-2, restore_on_fall=True, **SMALL)
+    assert run.fallen.any() and (run.rollbacks == run.fallen.sum(0)).all()
+    assert (run.drift[run.fallen[0]] == 0).all() and (run.updates > 0).all()
+
+
 def test_frozen_runs_repeat_and_realised_returns_are_discounted_sums(ckpt):
     a = rollout(ckpt, "none", shifts.Nominal(), [1, 2, 3], ticks=20)
     b = rollout(ckpt, "none", shifts.Nominal(), [1, 2, 3], ticks=20)
@@ -60,6 +68,7 @@ def test_zero_action_stands_and_the_table_pairs_it(ckpt):
     assert rows["zero"]["falls"] == 0 and rows["zero"]["return"] > 5 and rows["none"]["gain"] == 0
     text = str(table)
     assert "zero" in text and "95 % interval" in text
+    assert np.isnan(rows["none"]["gap"]) and "+0.000" not in text, "100 ticks of return were not seen"
     with pytest.raises(ValueError, match="methods"):
         tempo.evaluate(ckpt, ("nominal",), ("best",), range(2))
 
@@ -73,6 +82,21 @@ def test_calibration_regresses_the_command_out(ckpt):
     result = gates.calibration(ckpt, seen)
     assert set(result) >= {"pearson", "bias", "end_mass", "q_std"} and abs(result["pearson"]) < 0.3
     assert gates.greedy_gain(ckpt, obs[0]) >= 0
+
+
+@pytest.mark.parametrize("kind", ["categorical", "gaussian", "scalar"])
+def test_calibration_takes_every_kind_of_critic_and_sees_the_whole_return(make_checkpoint, kind):
+    """A reward of 1 for ever is worth 1 / (1 - gamma); 100 ticks of it are 4.8 % less."""
+    rng = np.random.default_rng(0)
+    seen = {
+        "obs": rng.normal(size=(210, 4, 48)).astype(np.float32),
+        "action": np.zeros((210, 4, 12), np.float32),
+        "reward": np.ones((210, 4)),
+        "active": np.ones((210, 4), bool),
+    }
+    result = gates.calibration(make_checkpoint(kind=kind), seen)
+    part, whole = (result["q_mean"] / (1 + result[k]) for k in ("bias", "bias_whole"))
+    assert whole == pytest.approx(1 / 0.03, rel=1e-5) and part == pytest.approx(whole * (1 - 0.97**100), rel=1e-5)
 
 
 def test_status_follows_the_gates():
@@ -161,6 +185,7 @@ def test_command_line(capsys):
         ("adapt --gif film.mp4", "gif: expected a name ending in"),
         ("bench --ticks 1", "ticks"),
         ("diagnose --robots 7", "seeds: expected a multiple of 6"),
+        ("diagnose --ticks 100", "ticks"),
         ("pretrain --env Go3Joystick", "env: expected one of"),
         ("pretrain --env Go2JoystickFlatTerrain", "backend: expected 'mujoco' for Go2"),
         ("pretrain --num-envs 0", "num_envs"),

@@ -6,6 +6,8 @@ import pytest
 from neurips26.tempo import memory as memories
 from neurips26.tempo.memory import ScoreMemory
 
+SAMPLE = jax.jit(memories.sample, static_argnums=(0, 3))
+
 
 def fill(cfg, scores, d=2):
     memory = cfg.empty(d)
@@ -34,7 +36,7 @@ def test_empirical_frequencies_and_unbiasedness():
     memory = fill(cfg, [0, 1, 2, 3])
     p = np.asarray(memories.probabilities(memory.score, memory.stamp >= 0, 1.0))
     n = 100_000
-    index, w = memories.sample(cfg, memory, jax.random.key(0), n, 1.0)
+    index, w = SAMPLE(cfg, memory, jax.random.key(0), n, 1.0)
     freq = np.bincount(np.asarray(index), minlength=4) / n
     assert (np.abs(freq - p) < 3 * np.sqrt(p * (1 - p) / n)).all()
     f = np.array([1.0, -2.0, 5.0, 0.5])
@@ -47,7 +49,7 @@ def test_alpha_zero_is_uniform_with_unit_weights():
     cfg = ScoreMemory(8, alpha=0.0)
     memory = fill(cfg, np.random.default_rng(0).normal(size=8))
     np.testing.assert_allclose(memories.probabilities(memory.score, memory.stamp >= 0, 0.0), 1 / 8, rtol=1e-6)
-    _, w = memories.sample(cfg, memory, jax.random.key(0), 100, 0.4)
+    _, w = SAMPLE(cfg, memory, jax.random.key(0), 100, 0.4)
     assert (np.asarray(w) == 1).all()
 
 
@@ -75,9 +77,9 @@ def test_scores_change_only_where_sampled():
 def test_samples_come_from_the_filled_part_only():
     cfg = ScoreMemory(64, alpha=0.6)
     memory = fill(cfg, [5, 5, 4])
-    index, w = memories.sample(cfg, memory, jax.random.key(1), 500, 0.4)
+    index, w = SAMPLE(cfg, memory, jax.random.key(1), 500, 0.4)
     assert set(np.asarray(index).tolist()) == {0, 1, 2} and (np.asarray(w) > 0).all()
-    _, none = memories.sample(cfg, cfg.empty(2), jax.random.key(1), 4, 0.4)
+    _, none = SAMPLE(cfg, cfg.empty(2), jax.random.key(1), 4, 0.4)
     assert (np.asarray(none) == 0).all()
 
 

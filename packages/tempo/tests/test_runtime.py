@@ -148,3 +148,21 @@ def test_g1_first_tick_matches_envpool():
             name != "orientation"
         ):  # compares the torso's axis with a world vector: depends on the heading, which no observation tells
             assert value[0] == pytest.approx(info[f"reward_{name}"][0], abs=5e-2, rel=5e-2), name
+
+
+def test_a_reset_of_some_robots_leaves_the_others_observations_alone():
+    world = Runtime("go1", [0, 1])
+    world.reset()
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        obs, *_ = world.step(rng.uniform(-1, 1, (2, 12)))
+    again = world.reset(np.array([True, False]))
+    np.testing.assert_array_equal(again[1], obs[1])
+    assert not np.array_equal(again[0], obs[0]) and (again[0, 33:45] == 0).all()
+
+
+def test_actions_that_are_not_finite_are_refused():
+    world = Runtime("go1", [0, 1])
+    world.reset()
+    with pytest.raises(ValueError, match="action: expected finite"):
+        world.step(np.full((2, 12), np.nan))

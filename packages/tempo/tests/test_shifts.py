@@ -150,3 +150,37 @@ def test_rough_ground_has_the_stated_height():
 def test_unphysical_parameters_are_refused_before_simulation(bad):
     with pytest.raises((ValueError, TypeError)):
         bad()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: shifts.Combined((shifts.Scheduled(shifts.Payload(6.0)),)),
+        lambda: shifts.Combined((shifts.Payload(1.0), shifts.Payload(2.0))),
+        lambda: shifts.Combined((shifts.Combined((shifts.Payload(1.0),)), shifts.Slippery(0.1))),
+        lambda: shifts.Scheduled(shifts.Scheduled(shifts.Payload(6.0))),
+    ],
+)
+def test_a_schedule_goes_around_a_combination_and_not_into_it(wrong):
+    with pytest.raises(ValueError, match="parts: expected|shift: expected"):
+        wrong()
+
+
+def test_a_new_episode_starts_the_schedule_anew():
+    world = Runtime("go1", [0], shift=shifts.Scheduled(shifts.Payload(6.0), onset=0.1))
+    light = world.nominal.body_mass.sum()
+    for _ in range(2):
+        world.reset()
+        assert world.model.body_mass.sum() == pytest.approx(light)
+        for _ in range(10):
+            world.step(np.zeros((1, 12)))
+        assert world.model.body_mass.sum() == pytest.approx(light + 6.0)
+
+
+def test_a_payload_sits_where_it_is_put(go1):
+    calf = body(go1, "FR_calf")
+    m, c = go1.body_mass[calf], go1.body_ipos[calf]
+    for at in ((0.0, 0.0, -0.1), (0.0, 0.0, -0.2)):
+        model = shifts.Payload(1.0, "calf", at).apply(go1)
+        np.testing.assert_allclose(model.body_ipos[calf], (m * c + np.array(at)) / (m + 1), atol=1e-12)
+    assert shifts.Payload(1.0, "calf").at == (0.0, 0.0, -0.1) and "-0.1" in shifts.describe(shifts.Payload(1.0, "calf"))

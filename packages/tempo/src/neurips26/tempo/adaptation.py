@@ -23,13 +23,22 @@ import numpy as np
 from neurips26.shared.arrays import check_choice, check_int, check_real
 
 from . import memory as memories
-from .distributions import ValueDistribution
+from .distributions import ValueDistribution, reduced
 from .memory import Memory, ScoreMemory
 
-__all__ = ["METHODS", "TTAConfig", "TTAState", "make_tta", "method_config"]
+__all__ = ["METHODS", "Strengths", "TTAConfig", "TTAState", "make_tta", "method_config"]
 
 METHODS = ("none", "naive", "naive-fifo", "entropy", "uniform", "memory", "tempo", "easy-first", "q_greedy")
 ADAM = (0.9, 0.999, 1e-8)
+
+
+class Strengths(NamedTuple):
+    """The numbers of a configuration that one compiled update can take as arguments: methods that differ in nothing else
+    share the program."""
+
+    lr: jax.Array | float
+    entropy_coef: jax.Array | float
+    alpha: jax.Array | float
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,8 @@ class TTAConfig:
         warmup: observations in the memory before the first update.
         scope: parameters that move: "all", "last" (output layer) or "norm" (scales and shifts of normalisation layers).
         reduce: twin critics by "min" or "mean".
-        stochastic: differentiate a reparameterised sample instead of the mean action (needs an actor with `log_std`).
+        stochastic: differentiate a reparameterised sample instead of the mean action; for `make_tta` with `log_std`, which
+            no checkpoint of the package carries.
         max_grad_norm: clip of the global gradient norm.
         max_drift: largest |theta - theta_0| / sqrt(P), by projection; None for no bound.
         restore_on_fall: go back to the last snapshot taken while upright when the robot falls.
@@ -91,6 +101,10 @@ class TTAConfig:
         check_choice(self.scope, "scope", ("all", "last", "norm"))
         check_choice(self.reduce, "reduce", ("min", "mean"))
         check_choice(self.protocol, "protocol", ("continual", "episodic"))
+        if self.source != "memory" and self.memory.eviction != "fifo":
+            raise ValueError(
+                f"memory: expected eviction 'fifo' for source {self.source!r}, got {self.memory.eviction!r}"
+            )
         check_int(self.warmup, "warmup", minimum=1)
         check_real(self.max_grad_norm, "max_grad_norm", minimum=0.0, inclusive=False)
         if self.max_drift is not None:
@@ -99,6 +113,23 @@ class TTAConfig:
         check_int(self.snapshot_every, "snapshot_every", minimum=1)
         check_int(self.refresh_all_every, "refresh_all_every", minimum=0)
 
+    @property
+    def strengths(self) -> Strengths:
+        """Step size, lambda_H and the memory's alpha."""
+        return Strengths(self.lr, self.entropy_coef, self.memory.alpha)
+
+
+def fixed_settings(method: str) -> dict[str, Any]:
+    """What a method's name says; everything else is free."""
+    fixed: dict[str, Any] = {
+        "source": {"naive": "latest", "naive-fifo": "recent", "entropy": "recent"}.get(method, "memory")
+    }
+    if method in ("none", "q_greedy", "naive", "naive-fifo", "uniform", "memory"):
+        fixed["entropy_coef"] = 0.0
+    if method in ("none", "q_greedy"):
+        fixed["lr"] = 0.0
+    return fixed
+
 
 def method_config(method: str, **settings: Any) -> TTAConfig:
     """The configuration of a named method; `settings` override shared ones (lr, entropy_coef, memory, ...).
@@ -106,6 +137,9 @@ def method_config(method: str, **settings: Any) -> TTAConfig:
     none: frozen. naive: latest observation. naive-fifo: last B observations. entropy: naive-fifo with the entropy
     term. uniform: memory sampled uniformly. memory: prioritised memory without entropy. tempo: both. easy-first: TEMPO
     with reversed priorities. q_greedy: no learning, the action climbs the critic at every tick.
+
+    Raises:
+        ValueError: a setting that the method's name fixes is asked for at another value.
     """
     check_choice(method, "method", METHODS)
     memory = settings.pop("memory", ScoreMemory())
@@ -116,17 +150,12 @@ def method_config(method: str, **settings: Any) -> TTAConfig:
     elif easy:
         alpha = -abs(alpha)
     ring = {k: getattr(memory, k) for k in memory.__dataclass_fields__} | {"alpha": alpha, "allow_easy_first": easy}
-    fixed: dict[str, Any] = {"memory": ScoreMemory(**ring)}
-    fixed["source"] = {"naive": "latest", "naive-fifo": "recent", "entropy": "recent"}.get(method, "memory")
-    if method in ("none", "q_greedy", "naive", "naive-fifo", "uniform", "memory"):
-        fixed["entropy_coef"] = 0.0
-    if method in ("none", "q_greedy"):
-        fixed["lr"] = 0.0
-    if method == "naive":
-        fixed["warmup"] = 1
-    if method == "q_greedy":
-        fixed["greedy_steps"] = settings.pop("greedy_steps", 0) or 3
-    return TTAConfig(**(settings | fixed))
+    fixed = fixed_settings(method)
+    for name, value in fixed.items():
+        if name in settings and settings[name] != value:
+            raise ValueError(f"{name}: expected {value!r}, which the method {method!r} fixes, got {settings[name]!r}")
+    defaults = {"naive": {"warmup": 1}, "q_greedy": {"greedy_steps": 3}}.get(method, {})
+    return TTAConfig(**(defaults | settings | fixed | {"memory": ScoreMemory(**ring)}))
 
 
 class TTAState(NamedTuple):
@@ -141,6 +170,7 @@ class TTAState(NamedTuple):
     key: jax.Array
     step: jax.Array  # control ticks
     updates: jax.Array
+    moments: jax.Array  # updates that m and v have seen, which a roll-back starts anew
     rollbacks: jax.Array
     was_fallen: jax.Array
 
@@ -234,7 +264,7 @@ class _Adaptation:
             scope_mask(theta, self.cfg.scope)
         raw = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
         empty = self.cfg.memory.empty(obs_size)
-        return TTAState(theta, theta, zeros, zeros, theta, empty, raw, zero, zero, zero, jnp.zeros((), bool))
+        return TTAState(theta, theta, zeros, zeros, theta, empty, raw, zero, zero, zero, zero, jnp.zeros((), bool))
 
     def reset(self, state: TTAState) -> TTAState:
         """A new episode: forgets everything under the episodic protocol, nothing under the continual one."""
@@ -288,38 +318,37 @@ class _Adaptation:
     def _evaluate(self, obs: jax.Array, action: jax.Array, with_entropy: bool) -> tuple[jax.Array, jax.Array]:
         """Qbar, and the entropy of the predicted return in parts of its maximum (0 unless asked for)."""
         twins = self.critic_apply(obs, action)
-        q = twins[0].mean()
-        for other in twins[1:]:
-            q = jnp.minimum(q, other.mean()) if self.cfg.reduce == "min" else 0.5 * (q + other.mean())
+        q = reduced(twins, self.cfg.reduce)
         if not with_entropy:
             return q, jnp.zeros_like(q)
         top = getattr(twins[0], "max_entropy", 1.0)
         return q, sum(t.entropy() for t in twins) / (len(twins) * top)
 
     # -- learning ------------------------------------------------------------------------------------------------------
-    def learn(self, state: TTAState, lr: jax.Array | None = None) -> tuple[TTAState, dict[str, jax.Array]]:
+    def learn(self, state: TTAState, strengths: Strengths | None = None) -> tuple[TTAState, dict[str, jax.Array]]:
         """The gradient steps of one update (none before `warmup` observations, none at lr = 0).
 
-        `lr` replaces the configured step size, so that one compiled program serves a whole grid.
+        `strengths` replace the configured ones, so that one compiled program serves several methods and a whole grid of
+        step sizes. An entropy term or a step size that the configuration has at 0 is not in the program at all.
         """
-        norm = jnp.zeros(())
+        norm, strengths = jnp.zeros(()), self.cfg.strengths if strengths is None else strengths
         if self.cfg.lr > 0:
             for _ in range(self.cfg.updates_per_tick):
-                state, norm = self._one_step(state, self.cfg.lr if lr is None else lr)
+                state, norm = self._one_step(state, strengths)
         return state, {"grad_norm": norm}
 
-    def _one_step(self, state: TTAState, lr: jax.Array | float) -> tuple[TTAState, jax.Array]:
+    def _one_step(self, state: TTAState, strengths: Strengths) -> tuple[TTAState, jax.Array]:
         cfg = self.cfg
         key, draw, sample = jax.random.split(jax.random.wrap_key_data(state.key), 3)
-        index, w = self._draw(state, draw)
+        index, w = self._draw(state, draw, strengths.alpha)
         obs = state.memory.obs[index]
-        grads = jax.grad(self._loss)(state.theta, state.theta0, obs, w, sample)
+        grads = jax.grad(self._loss)(state.theta, state.theta0, obs, w, sample, strengths.entropy_coef)
         if cfg.scope != "all":
             grads = jax.tree.map(lambda g, c: g * c, grads, scope_mask(state.theta, cfg.scope))
         norm = jnp.sqrt(sum((g**2).sum() for g in jax.tree.leaves(grads)))
         grads = jax.tree.map(lambda g: g * jnp.minimum(1.0, cfg.max_grad_norm / (norm + 1e-12)), grads)
-        theta, m, v = _adam(state, grads, lr)
-        theta = self.project(theta) if cfg.lr > 0 else state.theta
+        theta, m, v = _adam(state, grads, strengths.lr)
+        theta = self.project(theta)
         if cfg.max_drift is not None:
             theta = _within(theta, state.theta0, cfg.max_drift)
         # guard: nothing that is not finite may enter the state; theta stays at its last good value
@@ -327,8 +356,9 @@ class _Adaptation:
         fine = jnp.isfinite(jnp.stack(sizes)).all()
         theta, m, v = (_where(fine, new, old) for new, old in ((theta, state.theta), (m, state.m), (v, state.v)))
         ready = state.memory.inserted >= min(cfg.warmup, cfg.memory.capacity)
-        updates = state.updates + ready
-        take = ready & fine & (updates % cfg.snapshot_every == 0) & ~state.was_fallen
+        done = ready & fine
+        updates = state.updates + done
+        take = done & (updates % cfg.snapshot_every == 0) & ~state.was_fallen
         new = state._replace(
             theta=_where(ready, theta, state.theta),
             m=_where(ready, m, state.m),
@@ -336,20 +366,30 @@ class _Adaptation:
             snapshot=_where(take, theta, state.snapshot) if cfg.restore_on_fall else state.snapshot,
             key=jax.random.key_data(key),
             updates=updates,
+            moments=state.moments + done,
             rollbacks=state.rollbacks + (ready & ~fine),
         )
         return (self._rescored(new, obs, index, ready) if cfg.source == "memory" else new), norm
 
-    def _draw(self, state: TTAState, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _draw(self, state: TTAState, key: jax.Array, alpha: jax.Array | float) -> tuple[jax.Array, jax.Array]:
         """Indices into the memory and weights of one batch."""
         ring = self.cfg.memory
         if self.cfg.source == "memory":
             share = jnp.clip(state.step / ring.beta_steps, 0.0, 1.0)
-            return memories.sample(ring, state.memory, key, self.batch, ring.beta + (1 - ring.beta) * share)
+            beta = ring.beta + (1 - ring.beta) * share
+            return memories.sample(ring, state.memory, key, self.batch, beta, alpha)
         newest = state.memory.inserted - 1 - jnp.arange(self.batch)
         return newest % ring.capacity, (newest >= 0).astype(jnp.float32)
 
-    def _loss(self, theta: Any, theta0: Any, obs: jax.Array, w: jax.Array, key: jax.Array) -> jax.Array:
+    def _loss(
+        self,
+        theta: Any,
+        theta0: Any,
+        obs: jax.Array,
+        w: jax.Array,
+        key: jax.Array,
+        entropy_coef: jax.Array | float,
+    ) -> jax.Array:
         cfg, action = self.cfg, self.policy_apply(theta, obs)
         if cfg.stochastic:
             noise = jnp.exp(self.log_std) * jax.random.normal(key, action.shape)
@@ -357,7 +397,7 @@ class _Adaptation:
         q, h = self._evaluate(obs, action, cfg.entropy_coef > 0)
         gain = q / self.q_scale
         if cfg.entropy_coef > 0:
-            gain = gain + cfg.entropy_coef * h
+            gain = gain + entropy_coef * h
         value = -(w * gain).mean()
         if cfg.anchor_coef > 0:
             pairs = zip(jax.tree.leaves(theta), jax.tree.leaves(theta0), strict=True)
@@ -387,7 +427,7 @@ def _where(condition: jax.Array, new: Any, old: Any) -> Any:
 def _adam(state: TTAState, grads: Any, lr: jax.Array | float) -> tuple[Any, Any, Any]:
     """theta and the two moments after one step of Adam (Kingma and Ba 2015)."""
     b1, b2, eps = ADAM
-    t = (state.updates + 1).astype(jnp.float32)
+    t = (state.moments + 1).astype(jnp.float32)
     m = jax.tree.map(lambda a, g: b1 * a + (1 - b1) * g, state.m, grads)
     v = jax.tree.map(lambda a, g: b2 * a + (1 - b2) * g * g, state.v, grads)
 
@@ -404,6 +444,7 @@ def _restored(state: TTAState, fell: jax.Array) -> TTAState:
         theta=_where(fell, state.snapshot, state.theta),
         m=_where(fell, zeros, state.m),
         v=_where(fell, zeros, state.v),
+        moments=jnp.where(fell, 0, state.moments),
         rollbacks=state.rollbacks + fell,
     )
 

@@ -6,6 +6,7 @@ privileged state, no simulator.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from pathlib import Path
@@ -74,13 +75,16 @@ class TestTimeAdapter:
             raise ValueError("save_path: expected a file when save_every > 0, got None")
         tta, self._reads, self._act, self._learn = ckpt.programs(self.cfg)
         self._reset = tta.reset
-        self._seed = check_int(seed, "seed", minimum=0)
+        self._seed, self._digest = check_int(seed, "seed", minimum=0), ckpt.digest()
         self.state: TTAState = _copy(tta.init(ckpt.actor, jax.random.key(self._seed), ckpt.obs_size))
         self.counters = {"nonfinite": 0, "deadline_misses": 0, "skipped_updates": 0}
         self._last_good = np.asarray(ckpt.mean, np.float32).copy()
         self._tick = 0
         self._worker: threading.Thread | None = None
         self._result: TTAState | None = None
+        self._launched = 0  # roll-backs that the running update has seen
+        self._saver: threading.Thread | None = None
+        self._save_due = False
 
     def warmup(self) -> float:
         """Compiles everything outside the control loop and leaves the state alone; returns the seconds it took."""
@@ -116,9 +120,9 @@ class TestTimeAdapter:
             self._update()
         *_, q, entropy, fallen = answer = np.array(answer)
         self._tick += valid
-        if self.save_every and valid and self._tick % self.save_every == 0:
-            assert self.save_path is not None
-            self.save(self.save_path)
+        self._save_due |= bool(self.save_every) and valid and self._tick % self.save_every == 0
+        if self._save_due:
+            self._save_now()
         seconds = time.perf_counter() - start
         self.counters["deadline_misses"] += seconds > self.deadline
         info = {
@@ -156,6 +160,7 @@ class TestTimeAdapter:
         elif self._worker is None:
             # the control loop goes on writing its memory in place, so the thread gets a copy of it
             snapshot = self.state._replace(memory=_copy(self.state.memory))
+            self._launched = int(self.state.rollbacks)
 
             def work() -> None:
                 memory, rest = jax.block_until_ready(self._learn(*_parts(snapshot)))
@@ -168,20 +173,36 @@ class TestTimeAdapter:
 
     def _collect(self) -> None:
         """Takes over a finished update: parameters, optimiser and key; the memory has moved on meanwhile and is
-        kept."""
+        kept. An update that began before a roll-back is dropped: it would bring back what was given up."""
         if self._worker is None or self._worker.is_alive():
             return
         self._worker.join()
         self._worker, result, self._result = None, self._result, None
-        if result is not None:
-            names = ("theta", "m", "v", "snapshot", "key", "updates", "rollbacks")
+        if result is not None and int(self.state.rollbacks) == self._launched:
+            names = ("theta", "m", "v", "snapshot", "key", "updates", "moments", "rollbacks")
             self.state = self.state._replace(**{n: getattr(result, n) for n in names})
 
+    def _save_now(self) -> None:
+        """Writes the state; in asynchronous mode a thread does, and a write that is still going on puts this one off."""
+        if self._saver is not None and self._saver.is_alive():
+            return
+        self._save_due = False
+        path, saved = self.save_path, self._snapshot()
+        assert path is not None
+        if self.asynchronous:
+            self._saver = threading.Thread(target=_write, args=(path, saved))
+            self._saver.start()
+        else:
+            _write(path, saved)
+
     def finish(self) -> None:
-        """Waits for an update that is still running (asynchronous mode)."""
+        """Waits for an update or a write that is still running (asynchronous mode)."""
         if self._worker is not None:
             self._worker.join()
             self._collect()
+        if self._saver is not None:
+            self._saver.join()
+            self._saver = None
 
     # -- episodes and files --------------------------------------------------------------------------------------------
     def reset(self) -> None:
@@ -198,42 +219,56 @@ class TestTimeAdapter:
         return float(np.sqrt(sum(float(((np.asarray(a) - np.asarray(b)) ** 2).sum()) for a, b in pairs)))
 
     def memory_bytes(self) -> int:
-        """Resident bytes that adaptation adds to the frozen policy: theta and its moments, snapshots and the memory."""
-        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(self.state))
+        """Resident bytes that adaptation adds to the frozen policy, which needs no critic: theta and its moments,
+        snapshots, the memory and the critics."""
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((self.state, self.ckpt.critics)))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs to continue with the same actions."""
         self.finish()
+        return self._snapshot()
+
+    def _snapshot(self) -> dict[str, Any]:
         arrays = jax.tree.map(lambda x: np.array(x, copy=True), self.state)
         return {
             "state": arrays,
+            "checkpoint": self._digest,
+            "config": dataclasses.asdict(self.cfg),
             "tick": self._tick,
             "last_good": self._last_good.copy(),
             "counters": dict(self.counters),
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Continues from `state_dict()`. Raises ValueError where the arrays do not fit this checkpoint and
-        configuration."""
+        """Continues from `state_dict()`. Raises ValueError where it is of another checkpoint or configuration."""
         self.finish()
+        if saved["checkpoint"] != self._digest:
+            raise ValueError("saved: expected the state of an adapter with the same checkpoint, got one of another")
+        mine, theirs = dataclasses.asdict(self.cfg), saved["config"]
+        if mine != theirs:
+            names = sorted(k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k))
+            raise ValueError(f"saved: expected the state of an adapter with the same {', '.join(names)}")
         new, old = jax.tree.leaves(saved["state"]), jax.tree.leaves(self.state)
         if len(new) != len(old) or any(np.shape(a) != np.shape(b) for a, b in zip(new, old, strict=True)):
-            raise ValueError("saved: expected the state of an adapter with the same checkpoint and memory capacity")
+            raise ValueError("saved: expected arrays of this adapter's shapes, got others")
         self.state = _copy(saved["state"])
         self._tick, self.counters = int(saved["tick"]), dict(saved["counters"])
         self._last_good = np.asarray(saved["last_good"], np.float32).copy()
 
     def save(self, path: str | Path) -> Path:
         """`state_dict()` in a file, atomically."""
-        saved = self.state_dict()
-        extra = {"tick": saved["tick"], "counters": saved["counters"], "last_good": saved["last_good"].tolist()}
-        storage.save_tree(Path(path), saved["state"], extra)
-        return Path(path)
+        return _write(Path(path), self.state_dict())
 
     def restore(self, path: str | Path) -> None:
         """Continues from a file of `save`."""
         state, extra = storage.load_tree(Path(path), self.state)
         self.load_state_dict({"state": state, **extra})
+
+
+def _write(path: Path, saved: dict[str, Any]) -> Path:
+    extra = {k: v for k, v in saved.items() if k != "state"} | {"last_good": saved["last_good"].tolist()}
+    storage.save_tree(path, saved["state"], extra)
+    return path
 
 
 def _parts(state: TTAState) -> tuple[Any, TTAState]:

@@ -8,6 +8,8 @@ physics as it is (the tests compare trajectories bit for bit where a copy with m
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import importlib.util
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -103,8 +105,14 @@ def compile_model(robot: str, terrain: str = "flat", height: float = 0.05, meshe
     and time step.
 
     The rough ground repeats Playground's 20 m x 20 m field mirrored to 60 m, and keeps the friction of the flat task
-    so that the shift changes the shape of the ground alone. `meshes` as in `playground_assets`: for pictures only.
+    so that the shift changes the shape of the ground alone. `meshes` as in `playground_assets`: for pictures only. A
+    model is compiled once a process; every call gives a copy of its own.
     """
+    return copy.copy(_compiled(robot, terrain, height, meshes))
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(robot: str, terrain: str, height: float, meshes: str) -> mujoco.MjModel:
     check_choice(robot, "robot", ROBOTS)
     check_choice(terrain, "terrain", TERRAINS)
     if not np.isfinite(height) or height <= 0:

@@ -142,7 +142,8 @@ class Checkpoint:
             tta = self.tta(cfg)
             reads, writes = ("theta", "step", "was_fallen"), ("step", "was_fallen")
             if cfg.restore_on_fall:
-                reads, writes = (*reads, "m", "v", "snapshot", "rollbacks"), (*writes, "theta", "m", "v", "rollbacks")
+                moved = ("m", "v", "moments", "rollbacks")
+                reads, writes = (*reads, "snapshot", *moved), (*writes, "theta", *moved)
             nothing = TTAState(*(None,) * len(TTAState._fields))
 
             def act(memory: Any, read: dict[str, Any], obs: jax.Array, valid: jax.Array) -> tuple[Any, Any, jax.Array]:

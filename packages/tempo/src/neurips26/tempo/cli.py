@@ -12,6 +12,7 @@ import tyro
 from neurips26.shared.arrays import check_choice, check_int
 
 from . import assets, checkpoint, shifts
+from .evaluate import TABLE
 
 __all__ = ["main"]
 
@@ -37,10 +38,11 @@ class Eval:
     shift: tuple[str, ...] = ("nominal", *shifts.SHIFTS)
     """nominal, terrain, friction, payload, sensing, calf"""
     severity: int = 3
-    methods: tuple[str, ...] = ("none", "naive", "tempo", "q_greedy", "zero")
-    robots: int = 8
-    ticks: int = 500
-    episodes: int = 1
+    methods: tuple[str, ...] = TABLE
+    robots: int = 16
+    ticks: int = 250
+    episodes: int = 3
+    """an episode ends with a fall; what was learned is kept for the next"""
     checkpoint: str = ""
     """name or file; by default the one shipped for the robot"""
 
@@ -62,6 +64,9 @@ class Eval:
                 "This policy does not pass its gates: differences below are training continued, not evidence for adaptation."
             )
         print(table)
+        print(
+            f"Differences below about {table.resolution():.0f} % cannot be told from chance with {self.robots} robots."
+        )
         return 0
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ from neurips26.shared.arrays import check_choice
 from . import networks, runtime, storage
 from .checkpoint import SIZES, Checkpoint, Meta
 from .distributions import project, support
+from .shifts import Shift
 
-__all__ = ["CriticConfig", "collect", "fit"]
+__all__ = ["CriticConfig", "collect", "fit", "refit"]
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,14 @@ def collect(
     correlation: np.ndarray,
     seed: int,
     disturb: bool = True,
+    shift: Shift | None = None,
 ) -> dict[str, np.ndarray]:
     """Transitions (o, a, r, o', fallen) of robots acting with `policy` (raw observations -> actions) plus noise.
 
     The successor of a fall or of a truncation is the terminal observation itself; only falls stop the bootstrap.
     """
-    world = runtime.Runtime(robot, seeds, disturbance=runtime.Disturbance() if disturb else None, episode_length=10**6)
+    pushes = runtime.Disturbance() if disturb else None
+    world = runtime.Runtime(robot, seeds, shift=shift, disturbance=pushes, episode_length=10**6)
     rng = np.random.default_rng([seed, 5])
     rows: dict[str, list[np.ndarray]] = {k: [] for k in ("obs", "action", "reward", "next", "fallen", "keep")}
     obs, drift = world.reset(), np.zeros((world.n, world.action_size))
@@ -150,6 +153,46 @@ def make_update(cfg: CriticConfig, actor_apply: Any, actor_project: Any) -> Any:
         return jax.lax.scan(lambda s, d: step(s, d, data, train_actor), state, (index, keys))
 
     return opt, actor_opt, jax.jit(many, static_argnums=4, donate_argnums=0)
+
+
+def refit(
+    ckpt: Checkpoint,
+    shift: Shift | None = None,
+    seed: int = 0,
+    *,
+    rounds: int = 3,
+    robots: int = 24,
+    ticks: int = 250,
+    updates: int = 1200,
+    target: str = "mean",
+) -> Checkpoint:
+    """The checkpoint with its critics fitted further to what its frozen actor earns under `shift`.
+
+    That takes the shift's simulator and its rewards: under a shift it is an oracle, which says what adaptation could do
+    if the critic knew the conditions; no robot has it. Without a shift it is the last stage of training: `fit`'s target,
+    the lower twin, leaves the critic too low, and the mixture of the twins brings it back.
+    """
+    meta = ckpt.meta
+    cfg = CriticConfig(robot=meta.robot, arch=meta.critic_arch, atoms=meta.atoms, v_min=meta.v_min, v_max=meta.v_max,
+                       discount=meta.discount, target=target)  # fmt: skip
+    policy = networks.get(meta.arch)
+    opt, actor_opt, many = make_update(cfg, policy.apply, policy.project)
+    actor, critics, slow = (jax.tree.map(jnp.array, x) for x in (ckpt.actor, ckpt.critics, ckpt.critics))
+    state = {"actor": actor, "actor_opt": actor_opt.init(actor), "critics": critics, "target": slow,
+             "opt": opt.init(critics), "count": jnp.zeros((), jnp.int32)}  # fmt: skip
+    rng, parts = np.random.default_rng([seed, 71]), []
+    for r in range(rounds):
+        noise, seeds = rng.uniform(*cfg.noise, robots), range(500_000 + 1000 * seed + 100 * r, 10**9)[:robots]
+        correlation = np.where(np.arange(robots) % 2 == 0, cfg.correlation, 0.0)
+        pushed = shift is None and r == 0  # bad states stay in the data, but are not the rule
+        parts.append(collect(ckpt.act, meta.robot, list(seeds), ticks, noise, correlation, seed + r, pushed, shift))
+        data = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
+        for k in ("obs", "next"):
+            data[k] = np.clip((data[k] - ckpt.mean) / ckpt.std, -10, 10)
+        index = jnp.asarray(rng.integers(0, len(data["reward"]), (updates, cfg.batch)), jnp.int32)
+        keys = jax.random.key_data(jax.random.split(jax.random.key(seed * 1000 + r), updates))
+        state, _ = many(state, index, keys, {k: jnp.asarray(v, jnp.float32) for k, v in data.items()}, False)
+    return replace(ckpt, critics=jax.tree.map(np.asarray, state["critics"]))
 
 
 def fit(

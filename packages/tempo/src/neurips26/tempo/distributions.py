@@ -5,16 +5,18 @@ Any object with `mean()` and `entropy()`, both differentiable and of the batch's
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-__all__ = ["Categorical", "Gaussian", "Scalar", "ValueDistribution", "project", "support"]
+__all__ = ["Categorical", "Gaussian", "Scalar", "ValueDistribution", "project", "reduced", "support"]
 
 
+@runtime_checkable
 class ValueDistribution(Protocol):
     """A predicted return distribution Z(o, a)."""
 
@@ -87,6 +89,12 @@ class Scalar(NamedTuple):
     def max_entropy(self) -> float:
         """What `entropy` is divided by in the objective."""
         return 1.0
+
+
+def reduced(twins: Sequence[ValueDistribution], how: str = "min") -> jax.Array:
+    """Qbar of several critics: the smallest ("min") or the average ("mean") of their means."""
+    values = jnp.stack([z.mean() for z in twins])
+    return values.min(0) if how == "min" else values.mean(0)
 
 
 def support(v_min: float, v_max: float, atoms: int) -> np.ndarray:

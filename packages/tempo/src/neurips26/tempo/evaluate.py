@@ -19,12 +19,15 @@ from neurips26.shared import stats
 from neurips26.shared.arrays import check_int
 
 from . import runtime, shifts
-from .adaptation import METHODS, TTAConfig, TTAState, method_config
+from .adaptation import METHODS, Strengths, TTAConfig, TTAState, fixed_settings, method_config
 from .checkpoint import Checkpoint
 
-__all__ = ["Rollout", "Table", "evaluate", "rollout"]
+__all__ = ["TABLE", "Rollout", "Table", "evaluate", "rollout"]
 
 LANES = 16  # robots of one vmapped program
+#: What stands in every table of returns: frozen, the naive update and TEMPO; then what TEMPO must be better than for its
+#: parts to count: climbing the critic without learning, replay in no order and in the reverse order, standing still.
+TABLE = ("none", "naive", "tempo", "q_greedy", "uniform", "easy-first", "zero")
 
 
 @dataclass
@@ -41,6 +44,7 @@ class Rollout:
         q: (episodes, ticks, n), the critic's value where the robot was, of the action taken (absent for "zero").
         drift: (n,) |theta - theta_0| at the end.
         rollbacks: (n,) how often the guard put parameters back.
+        updates: (n,) gradient steps.
     """
 
     reward: np.ndarray
@@ -52,6 +56,7 @@ class Rollout:
     q: np.ndarray
     drift: np.ndarray
     rollbacks: np.ndarray
+    updates: np.ndarray
 
     def returns(self) -> np.ndarray:
         """Mean episode return per 1000 ticks, shape (n,)."""
@@ -67,23 +72,38 @@ class Rollout:
 
 
 def _compiled(ckpt: Checkpoint, cfg: TTAConfig) -> Any:
-    """The vmapped programs, shared by all step sizes."""
-    key = ("vmapped", replace(cfg, lr=1.0 if cfg.lr > 0 else 0.0))
-    if key not in ckpt._programs:
-        tta = ckpt.tta(key[1])
+    """The vmapped programs. Acting is the same for all methods but `q_greedy`; an update is shared by methods that differ
+    in `Strengths` only, which are six of the eight."""
+    ring = replace(cfg.memory, alpha=1.0, allow_easy_first=False)
+    acts = TTAConfig(
+        lr=0.0,
+        entropy_coef=0.0,
+        memory=ring,
+        reduce=cfg.reduce,
+        protocol=cfg.protocol,
+        restore_on_fall=cfg.restore_on_fall,
+        greedy_steps=cfg.greedy_steps,
+        greedy_size=cfg.greedy_size,
+    )
+    if ("act", acts) not in ckpt._programs:
+        tta = ckpt.tta(acts)
+        programs = jax.jit(jax.vmap(tta.act), donate_argnums=0), jax.jit(jax.vmap(tta.reset)), tta.init
+        ckpt._programs["act", acts] = programs
+    if cfg.lr == 0:
+        return *ckpt._programs["act", acts], None
+    # a critic without a distribution has no entropy term, and a single observation needs no other program than its own
+    entropy = cfg.entropy_coef > 0 or (cfg.source != "latest" and ckpt.meta.critic_kind != "scalar")
+    learns = replace(cfg, lr=1.0, entropy_coef=float(entropy), memory=ring)
+    if ("learn", learns) not in ckpt._programs:
+        learn = ckpt.tta(learns).learn
 
-        def learn(state: TTAState, lr: jax.Array, alive: jax.Array) -> TTAState:
+        def learned(state: TTAState, strengths: Strengths, alive: jax.Array) -> TTAState:
             """A robot that lies on the ground no longer learns."""
-            new, _ = jax.vmap(tta.learn, in_axes=(0, None))(state, lr)
+            new, _ = jax.vmap(learn, in_axes=(0, None))(state, strengths)
             return jax.tree.map(lambda a, b: jnp.where(alive.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, state)
 
-        ckpt._programs[key] = (
-            jax.jit(jax.vmap(tta.act), donate_argnums=0),
-            jax.jit(learn, donate_argnums=0),
-            jax.jit(jax.vmap(tta.reset)),
-            tta.init,
-        )
-    return ckpt._programs[key]
+        ckpt._programs["learn", learns] = jax.jit(learned, donate_argnums=0)
+    return *ckpt._programs["act", acts], ckpt._programs["learn", learns]
 
 
 class _Fleet:
@@ -94,12 +114,15 @@ class _Fleet:
     """
 
     def __init__(self, ckpt: Checkpoint, cfg: TTAConfig, seeds: Sequence[int], theta: Any = None):
-        self._act, self._learn, self._reset, init = _compiled(ckpt, cfg)
-        self.lr, self.n = jnp.asarray(cfg.lr, jnp.float32), len(seeds)
+        self._act, self._reset, init, self._learn = _compiled(ckpt, cfg)
+        self.strengths, self.n = Strengths(*(jnp.asarray(x, jnp.float32) for x in cfg.strengths)), len(seeds)
         keys = jnp.stack([jax.random.key_data(jax.random.key(int(s))) for s in seeds])
         start = ckpt.actor if theta is None else theta
         state = jax.vmap(lambda k: init(start, k, ckpt.obs_size))(keys)
         self._rest = jax.tree.map(lambda x: np.array(x, copy=True), state)  # of all robots, running ones out of date
+        # what acting neither reads nor writes is not handed over: that would cost more than the networks do
+        moved_by_falls = () if cfg.restore_on_fall else ("m", "v", "moments", "snapshot", "rollbacks")
+        self._idle = ("theta0", "key", "updates", *moved_by_falls)
         self._blocks: list[tuple[np.ndarray, TTAState]] = []
         self._deal(np.arange(self.n))
 
@@ -125,17 +148,29 @@ class _Fleet:
             self.state()
             self._deal(np.flatnonzero(alive))
         for k, (rows, state) in enumerate(self._blocks):
-            state, device, metrics = self._act(state, jnp.asarray(obs[rows]), jnp.asarray(alive[rows] & (rows >= 0)))
+            state, device, metrics = self._acted(state, obs[rows], alive[rows] & (rows >= 0))
             self._blocks[k] = (rows, state)
             used = rows >= 0
             action[rows[used]], q[rows[used]] = np.asarray(device)[used], np.asarray(metrics["q"])[used]
+
+    def _acted(self, state: TTAState, obs: np.ndarray, valid: np.ndarray) -> tuple[TTAState, jax.Array, dict[str, Any]]:
+        kept = {name: getattr(state, name) for name in self._idle}
+        part, action, metrics = self._act(state._replace(**dict.fromkeys(self._idle)), obs, valid)
+        return part._replace(**kept), action, metrics
+
+    def saw_fall(self, obs: np.ndarray, down: np.ndarray) -> None:
+        """The last observation of robots that have just fallen, for the roll-back."""
+        for k, (rows, state) in enumerate(self._blocks):
+            on = down[rows] & (rows >= 0)
+            if on.any():
+                self._blocks[k] = (rows, self._acted(state, obs[rows], on)[0])
 
     def learn(self, alive: np.ndarray) -> None:
         """One update of every robot that is alive."""
         for k, (rows, state) in enumerate(self._blocks):
             on = alive[rows] & (rows >= 0)
             if on.any():
-                self._blocks[k] = (rows, self._learn(state, self.lr, jnp.asarray(on)))
+                self._blocks[k] = (rows, self._learn(state, self.strengths, jnp.asarray(on)))
 
     def reset(self) -> None:
         """A new episode of every robot."""
@@ -191,6 +226,8 @@ def rollout(
                 if cfg.lr > 0 and t % cfg.update_every == 0:
                     fleet.learn(world.alive)
             obs, reward[e, t], down, _, info = world.step(action)
+            if cfg.restore_on_fall and down.any():
+                fleet.saw_fall(obs, down)
             tracking[e, t] = info["terms"]["tracking_lin_vel"] * info["active"]
             angular[e, t] = info["terms"]["tracking_ang_vel"] * info["active"]
             fallen[e] |= down
@@ -200,7 +237,7 @@ def rollout(
     state = fleet.state()
     moved = jax.tree.map(lambda a, b: ((a - b) ** 2).reshape(n, -1).sum(1), state.theta, state.theta0)
     drift = np.sqrt(sum(jax.tree.leaves(moved)))
-    return Rollout(reward, tracking, angular, alive, fallen, diverged, q, drift, state.rollbacks)
+    return Rollout(reward, tracking, angular, alive, fallen, diverged, q, drift, state.rollbacks, state.updates)
 
 
 @dataclass
@@ -217,22 +254,29 @@ class Table:
 
     def __str__(self) -> str:
         head = f"{'shift':12s} {'method':12s} {'return':>8s} {'gain %':>8s} {'95 % interval':>18s}"
-        head += f" {'falls':>6s} {'track':>6s} {'Q - real':>9s} {'drift':>7s}"
+        head += f" {'falls':>6s} {'alive s':>7s} {'track':>6s} {'Q - real':>9s} {'drift':>7s}"
         lines = [head, "-" * len(head)]
         for r in self.rows:
             low, high = r["gain_low"], r["gain_high"]
             gain = "" if r["method"] == "none" else f"{r['gain']:+8.1f} {f'[{low:+.1f}, {high:+.1f}]':>18s}"
-            real = "" if r["method"] == "zero" else f"{r['gap']:+9.3f}"
+            real = "-" if r["method"] == "zero" or np.isnan(r["gap"]) else f"{r['gap']:+9.3f}"
             left = f"{r['shift']:12s} {r['method']:12s} {r['return']:8.2f} {gain:27s}"
-            lines.append(f"{left} {r['falls']:6.2f} {r['tracking']:6.2f} {real:>9s} {r['drift']:7.3f}")
+            lines.append(
+                f"{left} {r['falls']:6.2f} {r['seconds']:7.1f} {r['tracking']:6.2f} {real:>9s} {r['drift']:7.3f}"
+            )
         return "\n".join(lines)
+
+    def resolution(self) -> float:
+        """Half the width of a typical interval, in %: gains below it cannot be told from chance with so many robots."""
+        widths = [(r["gain_high"] - r["gain_low"]) / 2 for r in self.rows if r["method"] not in ("none", "zero")]
+        return float(np.median(widths)) if widths else 0.0
 
 
 def summary(run: Rollout, discount: float) -> dict[str, float]:
     """Means over robots."""
     real = run.realised(discount)
     m = run.alive[:, : real.shape[1]]
-    gap = float((run.q[:, : real.shape[1]] - real)[m].mean()) if m.any() else 0.0
+    gap = float((run.q[:, : real.shape[1]] - real)[m].mean()) if m.any() else float("nan")  # too short an episode
     return {
         "return": float(run.returns().mean()),
         "falls": float(run.fallen.mean()),
@@ -240,16 +284,18 @@ def summary(run: Rollout, discount: float) -> dict[str, float]:
         "tracking": float(run.tracking[run.alive].mean()),
         "angular": float(run.angular[run.alive].mean()),
         "per_tick": float(1000 * run.reward[run.alive].mean()),
+        "seconds": float(0.02 * run.alive.sum(1).mean()),
         "gap": gap,
         "drift": float(run.drift.mean()),
         "rollbacks": float(run.rollbacks.mean()),
+        "updates": float(run.updates.mean()),
     }
 
 
 def evaluate(
     ckpt: Checkpoint,
     names: Sequence[str] = ("nominal", *shifts.SHIFTS),
-    methods: Sequence[str] = ("none", "naive", "tempo", "q_greedy", "zero"),
+    methods: Sequence[str] = TABLE,
     seeds: Sequence[int] = range(16),
     severity: int = 3,
     *,
@@ -257,7 +303,11 @@ def evaluate(
     episodes: int = 2,
     **settings: Any,
 ) -> Table:
-    """The paired table: every method under every shift, gains relative to the frozen policy on the same seeds."""
+    """The paired table: every method under every shift, gains relative to the frozen policy on the same seeds.
+
+    All learning methods wait for the same 32 observations, so that they make equally many updates. `settings` reach the
+    methods that do not fix them.
+    """
     unknown = set(methods) - {*METHODS, "zero"}
     if unknown:
         raise ValueError(f"methods: expected {', '.join((*METHODS, 'zero'))}, got {', '.join(sorted(unknown))}")
@@ -266,7 +316,10 @@ def evaluate(
         shift = shifts.of_severity(ckpt.meta.robot, name, severity)
         frozen = None
         for method in ("none", *(m for m in methods if m != "none")):
-            run = rollout(ckpt, method, shift, seeds, ticks=ticks, episodes=episodes, **settings)
+            free = {
+                k: v for k, v in settings.items() if k not in fixed_settings("none" if method == "zero" else method)
+            }
+            run = rollout(ckpt, method, shift, seeds, ticks=ticks, episodes=episodes, **({"warmup": 32} | free))
             values = run.returns()
             frozen = values if frozen is None else frozen
             base = abs(float(frozen.mean())) + 1e-9

@@ -18,6 +18,7 @@ from neurips26.shared import stats
 
 from . import runtime, shifts
 from .checkpoint import Checkpoint
+from .distributions import reduced
 from .evaluate import Rollout, rollout
 
 __all__ = ["calibration", "check_gates", "greedy_gain", "status_of"]
@@ -47,18 +48,24 @@ def visits(
 
 
 def calibration(ckpt: Checkpoint, seen: dict[str, np.ndarray], horizon: int = 100) -> dict[str, float]:
-    """K2: correlation of Qbar with the realised discounted return after both lost their dependence on the command;
-    bias; end mass."""
+    """K2: correlation of Qbar with the discounted return of the next `horizon` ticks after both lost their dependence on
+    the command; bias against that return, and against the whole one, which is `1 / (1 - gamma^horizon)` times as much
+    where the robot goes on; mass on the end atoms."""
     t, n = seen["reward"].shape
-    usable = t - horizon
-    real = sum(ckpt.meta.discount**k * seen["reward"][k : k + usable] for k in range(horizon))
+    usable, gamma = t - horizon, ckpt.meta.discount
+    real = np.sum([gamma**k * seen["reward"][k : k + usable] for k in range(horizon)], 0)
     keep = seen["active"][:usable].ravel()
     flat = lambda x: x[:usable].reshape(usable * n, -1)[keep]  # noqa: E731
-    obs, action, real = flat(seen["obs"]), flat(seen["action"]), np.asarray(real).ravel()[keep]
+    obs, action, real = flat(seen["obs"]), flat(seen["action"]), real.ravel()[keep]
+    # what the critic estimates has no end: after `horizon` ticks a robot that stands goes on as it did
+    goes_on = flat(seen["active"][horizon:].astype(float))[:, 0]
+    whole = float((real * (1 + goes_on * gamma**horizon / (1 - gamma**horizon))).mean())
     o = jnp.asarray(np.clip((obs - ckpt.mean) / ckpt.std, -10, 10))
     twins = ckpt.critic_apply()(o, jnp.asarray(action))
-    q = np.minimum(*(np.asarray(z.mean()) for z in twins)) if len(twins) == 2 else np.asarray(twins[0].mean())
-    ends = np.mean([np.asarray(jax.nn.softmax(z.logits))[:, [0, -1]].sum(1).mean() for z in twins])
+    q = np.asarray(reduced(twins))
+    ends = 0.0  # a head without atoms has no end atoms
+    if ckpt.meta.critic_kind == "categorical":
+        ends = np.mean([np.asarray(jax.nn.softmax(z.logits))[:, [0, -1]].sum(1).mean() for z in twins])
     c = obs[:, -3:] if ckpt.meta.robot != "g1" else obs[:, 9:12]
     features = np.concatenate(
         [np.ones((len(c), 1)), c, np.abs(c), c**2, c[:, [0]] * c[:, [1]], np.abs(c[:, [0]] * c[:, [2]])], axis=1
@@ -71,6 +78,7 @@ def calibration(ckpt: Checkpoint, seen: dict[str, np.ndarray], horizon: int = 10
         "pearson_raw": float(np.corrcoef(q, real)[0, 1]),
         "pearson": float(np.corrcoef(rest(q), rest(real))[0, 1]),
         "bias": float((q.mean() - real.mean()) / max(abs(real.mean()), 1e-9)),
+        "bias_whole": float((q.mean() - whole) / max(abs(whole), 1e-9)),
         "end_mass": float(ends),
         "q_std": float(q.std()),
         "q_mean": float(q.mean()),
@@ -83,8 +91,7 @@ def greedy_gain(ckpt: Checkpoint, obs: np.ndarray, steps: int = 10, size: float 
     critic = ckpt.critic_apply()
 
     def value(a: jax.Array) -> jax.Array:
-        q = [z.mean() for z in critic(o, a)]
-        return jnp.minimum(*q) if len(q) == 2 else q[0]
+        return reduced(critic(o, a))
 
     a = ckpt.policy_apply()(ckpt.actor, o)
     start = best = value(a)

@@ -117,12 +117,17 @@ def _last_positive(x: Float[Array, "... n"]) -> Int[Array, "..."]:
 
 
 def sample(
-    cfg: ScoreMemory, memory: Memory, key: jax.Array, batch: int, beta: Float[Array, ""] | float
+    cfg: ScoreMemory,
+    memory: Memory,
+    key: jax.Array,
+    batch: int,
+    beta: Float[Array, ""] | float,
+    alpha: Float[Array, ""] | float | None = None,
 ) -> tuple[Int[Array, " b"], Float[Array, " b"]]:
     """`batch` indices drawn with replacement from the filled part, and their importance weights (0 when the memory is
-    empty)."""
+    empty). `alpha` replaces the configured one; at 0 every weight is exactly 1."""
     filled = memory.stamp >= 0
-    p = probabilities(memory.score, filled, cfg.alpha)
+    p = probabilities(memory.score, filled, cfg.alpha if alpha is None else alpha)
     # inverse transform in two levels, blocks of about sqrt(M) and the entries of the drawn blocks: a prefix sum over
     # all M entries would cost more than everything else here when M is large
     side = math.isqrt(cfg.capacity - 1) + 1
@@ -138,11 +143,7 @@ def sample(
     entry = jnp.clip(entry, jnp.argmax(rows > 0, 1), _last_positive(rows))
     index = jnp.where(total[-1] > 0, block * side + entry, 0)
     n = (p > 0).sum()
-    if cfg.alpha == 0:
-        w = jnp.ones(batch)
-    else:
-        w = weights(p[index], n, beta)
-    return index, w * (n > 0)
+    return index, weights(p[index], n, beta) * (n > 0)
 
 
 def set_scores(memory: Memory, index: Int[Array, " b"], score: Float[Array, " b"]) -> Memory:

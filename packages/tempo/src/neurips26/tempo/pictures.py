@@ -32,7 +32,8 @@ def gains(table: dict, methods: Sequence[str], path: Path) -> Path:
     ax.set_xticks(range(len(names)), [f"{n}\n{frozen[n]:.1f}" for n in names])
     ax.set_yticks(range(len(rows)), rows)
     for (r, c), value in np.ndenumerate(grid):
-        color = "white" if abs(value) > 0.6 * top else "black"
+        red, green, blue, _ = image.cmap(image.norm(value))
+        color = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
         ax.text(c, r, f"{value:+.1f}", ha="center", va="center", fontsize=8, color=color)
     figure.colorbar(image, label="gain over frozen, %")
     ax.set_title("below each shift: return of the frozen policy per 1000 ticks", fontsize=9)
@@ -40,8 +41,9 @@ def gains(table: dict, methods: Sequence[str], path: Path) -> Path:
     return path
 
 
-def curves(table: dict, path: Path, ticks: int) -> Path:
-    """Reward over time (a point averages `ticks`), averaged over robots, with a band of one standard error."""
+def curves(table: dict, path: Path, ticks: int, episode: int) -> Path:
+    """Reward over time (a point averages `ticks`), averaged over robots, with a band of one standard error; a line where
+    an episode of `episode` ticks ends."""
     names = [n for n in shifts.SHIFTS if (n, "tempo") in table]
     figure, axes = _axes(11, 3, len(names))
     for ax, name in zip(axes, names):
@@ -52,6 +54,8 @@ def curves(table: dict, path: Path, ticks: int) -> Path:
             band = 1000 * np.asarray(row["spread"]) / np.sqrt(len(row["returns"]))
             ax.plot(x, y, label={"none": "frozen"}.get(method, method))
             ax.fill_between(x, y - band, y + band, alpha=0.2)
+        for end in range(episode, int(x[-1]), episode):
+            ax.axvline(end, color="grey", lw=0.6, ls=":")
         ax.set_title(name)
         ax.set_xlabel("tick")
     axes[0].set_ylabel("reward per 1000 ticks")
@@ -78,7 +82,14 @@ def ranking(found: dict[str, dict], path: Path) -> Path:
     figure, axes = _axes(2.5 * len(found), 2.9, len(found))
     for ax, (name, row) in zip(axes, found.items(), strict=True):
         value, earned = np.mean(row["value"], 0), np.mean(row["returns"], 0)
-        for kind, mark in (("output", "o"), ("noise", "x"), ("up", "^"), ("down", "v"), ("frozen", "*")):
+        for kind, mark in (
+            ("output", "o"),
+            ("noise", "x"),
+            ("up", "^"),
+            ("down", "v"),
+            ("random", "+"),
+            ("frozen", "*"),
+        ):
             chosen = [k for k, a in enumerate(row["actors"]) if a.startswith(kind)]
             ax.scatter(value[chosen], earned[chosen], marker=mark, label=kind, s=60 if kind == "frozen" else 25)
         ax.set_title(f"{name}: rank {np.mean(row['rank']):+.2f}", fontsize=9)
@@ -184,24 +195,31 @@ def ground_height(model: Any, xy: np.ndarray) -> float:
 
 
 def animation(
-    ckpt: Any, shift: shifts.Shift, path: Path, ticks: int = 250, every: int = 5, seed: int = 0, **settings: Any
+    ckpt: Any,
+    shift: shifts.Shift,
+    path: Path,
+    ticks: int = 250,
+    every: int = 5,
+    seed: int = 0,
+    episodes: int = 4,
+    **settings: Any,
 ) -> Path:
-    """Frozen (left) and adapted (right) robot side by side: a GIF, or an animated PNG where the name ends in .png.
+    """Frozen (left) and adapted (right) robot side by side in the same episode, from the same start and with the same
+    commands and noise: a GIF, or an animated PNG where the name ends in .png.
 
-    The adapted robot has run one episode under the shift before.
+    Both have run `episodes - 1` episodes under the shift before, from which the adapted one has learned.
     """
     from PIL import Image
 
     from .evaluate import rollout
 
     films = []
-    for method, episodes in (("none", 1), ("tempo", 2)):
+    for method, name in (("none", "frozen"), ("tempo", "adapted")):
         frames: list[Any] = []
 
-        def snap(episode: int, tick: int, world: Any, frames: list = frames, last: int = episodes - 1) -> None:
-            if episode == last and tick % every == 0:
-                name = "frozen" if last == 0 else "adapted"
-                frames.append(skeleton(world, label=f"{name}  {0.02 * (tick + 1):.1f} s"))
+        def snap(episode: int, tick: int, world: Any, frames: list = frames, name: str = name) -> None:
+            if episode == episodes - 1 and tick % every == 0:
+                frames.append(skeleton(world, label=f"{name}, episode {episodes}, {0.02 * (tick + 1):.1f} s"))
 
         extra = settings if method == "tempo" else {}
         rollout(ckpt, method, shift, [seed], ticks=ticks, episodes=episodes, on_tick=snap, **extra)

@@ -416,10 +416,14 @@ def train(
     obs, _ = probe.reset()
     sizes = obs["state"].shape[1], obs["privileged_state"].shape[1], actions
     del probe
-    state, iteration = init_learner(cfg, *sizes), 0
+    state, iteration, reached = init_learner(cfg, *sizes), 0, 0.0
+    per_iteration = cfg.num_envs * cfg.unroll
     if checkpoint.exists():
         state, extra = storage.load_tree(checkpoint, state)
         iteration = int(extra["iteration"])
+        # schedules never go back: a finished run with more steps goes on as it ended
+        planned = from_json((out / "config.json").read_text()).total_steps if (out / "config.json").exists() else 0
+        reached = float(extra.get("fraction", iteration * per_iteration / max(planned, 1)))
         storage.truncate_jsonl(log, "iteration", iteration)
     storage.claim_config(
         out / "config.json",
@@ -428,9 +432,12 @@ def train(
         changed_at=iteration if allow_changes else None,
     )
     update = make_update(cfg)
-    per_iteration = cfg.num_envs * cfg.unroll
     total = -(-cfg.total_steps // per_iteration)
     segments = 0
+
+    def fraction(at: int) -> float:
+        return max(min(reached, 1.0), at / total)
+
     with ThreadPoolExecutor(1) as pool:
         while iteration < total and (max_segments is None or segments < max_segments):
             collector, start, begin = Collector(cfg, iteration // cfg.segment), time.monotonic(), iteration
@@ -441,7 +448,7 @@ def train(
                 stats = jax.tree.map(np.asarray, state.obs_stats)
                 # copies: the learner's buffers are donated while the collector still reads
                 actor, log_std, stats = jax.tree.map(lambda x: np.array(x, np.float32), (actor, log_std, stats))
-                return pool.submit(collector.collect, actor, log_std, stats, *schedule(cfg, at / total))
+                return pool.submit(collector.collect, actor, log_std, stats, *schedule(cfg, fraction(at)))
 
             future = collect(iteration, state)
             end = min(total, iteration + cfg.segment)
@@ -449,7 +456,7 @@ def train(
                 batch, summary = future.result()
                 if cfg.overlap and iteration + 1 < end:
                     future = collect(iteration + 1, state)
-                state, metrics = update(state, batch, std_limit(cfg, iteration / total))
+                state, metrics = update(state, batch, std_limit(cfg, fraction(iteration)))
                 if not cfg.overlap and iteration + 1 < end:
                     future = collect(iteration + 1, state)
                 iteration += 1
@@ -467,6 +474,7 @@ def train(
                     if verbose:
                         print(json.dumps(line), flush=True)
                     rows = []
-            storage.save_tree(checkpoint, state, {"iteration": iteration, "steps": iteration * per_iteration})
+            where = {"iteration": iteration, "steps": iteration * per_iteration, "fraction": fraction(iteration)}
+            storage.save_tree(checkpoint, state, where)
             segments += 1
     return checkpoint

@@ -90,7 +90,7 @@ class PracticeEnvs:
         disturbance = None
         if push_speed > 0:
             disturbance = runtime.Disturbance((2.0, 6.0), push_speed, start_joint=0.2, start_tilt=0.3, start_speed=0.5)
-        first = seed * 1000
+        first = 300_000 + seed * 1000  # apart from the robots of every evaluation and of the critic's data
         self.world = runtime.Runtime(robot, range(first, first + num_envs), disturbance=disturbance)
         self.world.task.command_seconds = command_seconds
         self.over = np.ones(num_envs, bool)

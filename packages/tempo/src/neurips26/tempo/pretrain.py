@@ -90,7 +90,7 @@ def finish(
         actor, error = distil(actor, mean, std, arch, critic_cfg.robot, critic_cfg.seed)
         card = card | {"distilled": {"from": "the mlp actor", "arch": arch, "action_rmse": error}}
         critic_cfg = replace(critic_cfg, arch=arch, width=64)
-    ckpt = critic.fit(actor, arch, mean, std, critic_cfg, folder, card)
+    ckpt = critic.refit(critic.fit(actor, arch, mean, std, critic_cfg, folder, card), seed=critic_cfg.seed)
     return seal(ckpt, Path(out) / f"{name}.safetensors", episodes)
 
 

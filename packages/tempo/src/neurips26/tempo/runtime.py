@@ -89,6 +89,8 @@ class Runtime:
         self._noise = np.zeros((self.n, NOISE_BLOCK, self.task.obs_size))
         self._next_push = np.zeros(self.n, int)
         self.alive = np.zeros(self.n, bool)
+        self._last = np.zeros((self.n, self.task.obs_size), np.float32)
+        self._fraction = -1.0  # of a scheduled shift in the model; none yet
 
     @property
     def obs_size(self) -> int:
@@ -102,11 +104,12 @@ class Runtime:
 
     def reset(self, mask: np.ndarray | None = None, episode: int | None = None) -> np.ndarray:
         """Starts a new episode for the robots of `mask` (all by default) and returns the observations of all, shape
-        (n, d).
+        (n, d); the others' are those that they had.
 
         `episode` numbers the episode within a robot's streams; by default the next one.
         """
         mask = np.ones(self.n, bool) if mask is None else np.asarray(mask, bool)
+        self._reschedule(np.where(mask, 0, self.tick)[mask | self.alive])
         for i in np.flatnonzero(mask).tolist():
             self.episode[i] = self.episode[i] + 1 if episode is None else episode
             names = ("start", "command", "noise", "push", "sensor")
@@ -167,15 +170,23 @@ class Runtime:
         p.feet_z[i] = d.site_xpos[self.task.feet_site, 2]
         p.force[i] = d.actuator_force
 
+    def _reschedule(self, ticks: np.ndarray) -> None:
+        """The model of a scheduled shift at the latest of these ticks (all robots share one model)."""
+        if isinstance(self.shift, shifts.Scheduled) and ticks.size:
+            fraction = self.shift.fraction(int(ticks.max()))
+            if fraction != self._fraction:
+                self.model = self.shift.apply(self.nominal, int(ticks.max()), into=self.model)
+                self._fraction = fraction
+
     def _observe(self, mask: np.ndarray) -> np.ndarray:
-        """Clean observation, then noise, then the shift's sensors."""
+        """Clean observation, then noise, then the shift's sensors; robots outside `mask` keep their last one."""
         for i in np.flatnonzero(mask & (self.tick % NOISE_BLOCK == 0)).tolist():
             self._noise[i] = self._rngs[i]["noise"].uniform(-1, 1, self._noise.shape[1:])
         clean = self.task.sense(self.physics, self.memory)
         unit = self._noise[np.arange(self.n), self.tick % NOISE_BLOCK]
-        return self.observer.observe(clean, unit * self.noise * self.task.noise_scale, self.tick, mask).astype(
-            np.float32
-        )
+        seen = self.observer.observe(clean, unit * self.noise * self.task.noise_scale, self.tick, mask)
+        self._last = np.where(mask[:, None], seen.astype(np.float32), self._last)
+        return self._last
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """One control tick of every robot that is alive; the others stay where they are, earn 0 and repeat their
@@ -190,10 +201,11 @@ class Runtime:
         action = np.asarray(action, float)
         if action.shape != (self.n, self.task.nu):
             raise ValueError(f"action: expected shape {(self.n, self.task.nu)}, got {action.shape}")
+        if not np.isfinite(action[self.alive]).all():
+            raise ValueError("action: expected finite numbers, got NaN or infinity")
         action = np.clip(action, -1.0, 1.0)
         active = self.alive.copy()
-        if self.shift.scheduled and active.any():
-            self.model = self.shift.apply(self.nominal, int(self.tick[active].max()), into=self.model)
+        self._reschedule(self.tick[active])
         targets = self.task.default + self.task.action_scale * action
         diverged = np.zeros(self.n, bool)
         for i in np.flatnonzero(active).tolist():

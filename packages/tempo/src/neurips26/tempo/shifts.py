@@ -50,7 +50,6 @@ class Shift:
     """A change of the operating conditions."""
 
     terrain = "flat"
-    scheduled = False
 
     def apply(self, nominal: mujoco.MjModel, tick: int = 0, into: mujoco.MjModel | None = None) -> mujoco.MjModel:
         """The shifted model; `nominal` is left alone. With `into`, that model is rewritten in place and returned."""
@@ -65,10 +64,6 @@ class Shift:
     def observer(self, task: Any, n: int) -> Observer:
         """The sensors of n robots under this shift."""
         return Observer(task, n)
-
-    def scaled(self, fraction: float) -> Shift:
-        """The same shift at a fraction of its size."""
-        return self
 
 
 _TOUCHED = ("geom_friction", "pair_friction", "body_mass", "body_ipos", "body_iquat", "body_inertia", "hfield_size")
@@ -125,22 +120,23 @@ class Slippery(Shift):
 
 @dataclass(frozen=True)
 class Payload(Shift):
-    """A point mass of `kg` fixed to a body: `on` "trunk" (the torso of G1) at `at` in the trunk's frame, or "calf"
-    (front right)."""
+    """A point mass of `kg` fixed to a body: `on` "trunk" (the torso of G1) or "calf" (front right), at `at` in that
+    body's frame; by default above the trunk, off its middle, and halfway down the calf."""
 
     kg: float = 4.0
     on: str = "trunk"
-    at: tuple[float, float, float] = (0.1, 0.05, 0.08)
+    at: tuple[float, float, float] | None = None
 
     def __post_init__(self) -> None:
         check_real(self.kg, "kg", minimum=0.0, maximum=200.0)
         check_choice(self.on, "on", ("trunk", "calf"))
+        if self.at is None:
+            object.__setattr__(self, "at", (0.1, 0.05, 0.08) if self.on == "trunk" else (0.0, 0.0, -0.1))
 
     def _change(self, model: mujoco.MjModel, fraction: float) -> None:
         names = ("trunk", "base", "torso_link") if self.on == "trunk" else ("FR_calf", "right_knee_link")
         body = next(b for b in (mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, n) for n in names) if b >= 0)
-        at = np.array(self.at if self.on == "trunk" else (0.0, 0.0, -0.1))
-        add_point_mass(model, body, self.kg * fraction, at)
+        add_point_mass(model, body, self.kg * fraction, np.asarray(self.at, float))
 
 
 def add_point_mass(model: mujoco.MjModel, body: int, kg: float, at: np.ndarray) -> None:
@@ -199,17 +195,6 @@ class Sensing(Shift):
         """The sensors of n robots under this shift."""
         return _WorseSensors(task, n, self)
 
-    def scaled(self, fraction: float) -> Sensing:
-        """The same shift at a fraction of its size."""
-        noise = 1 + fraction * (self.noise - 1)
-        return Sensing(
-            noise,
-            self.gyro_bias * fraction,
-            self.joint_bias * fraction,
-            self.dropout * fraction,
-            round(self.delay * fraction),
-        )
-
 
 class _WorseSensors(Observer):
     def __init__(self, task: Any, n: int, shift: Sensing):
@@ -248,9 +233,18 @@ class _WorseSensors(Observer):
 
 @dataclass(frozen=True)
 class Combined(Shift):
-    """Several shifts at once, e.g. rough ground and worse sensors (at most one of each kind)."""
+    """Several shifts at once, e.g. rough ground and worse sensors, at most one of each kind; to schedule them, schedule
+    the combination."""
 
     parts: tuple[Shift, ...]
+
+    def __post_init__(self) -> None:
+        kinds = [type(p).__name__ for p in self.parts]
+        if len(set(kinds)) < len(kinds) or any(isinstance(p, Combined | Scheduled) for p in self.parts):
+            raise ValueError(
+                "parts: expected one plain shift of each kind at most (a schedule goes around the combination), got "
+                + ", ".join(kinds)
+            )
 
     @property
     def terrain(self) -> str:  # type: ignore[override]
@@ -265,10 +259,6 @@ class Combined(Shift):
         """The sensors of n robots under this shift."""
         return next((p.observer(task, n) for p in self.parts if isinstance(p, Sensing)), Observer(task, n))
 
-    def scaled(self, fraction: float) -> Combined:
-        """The same shift at a fraction of its size."""
-        return Combined(tuple(p.scaled(fraction) for p in self.parts))
-
 
 @dataclass(frozen=True)
 class Scheduled(Shift):
@@ -277,9 +267,10 @@ class Scheduled(Shift):
     shift: Shift
     onset: float = 0.0
     ramp: float = 0.0
-    scheduled = True
 
     def __post_init__(self) -> None:
+        if isinstance(self.shift, Scheduled):
+            raise ValueError("shift: expected a shift without a schedule of its own, got Scheduled")
         check_real(self.onset, "onset", minimum=0.0)
         check_real(self.ramp, "ramp", minimum=0.0)
 
@@ -297,8 +288,6 @@ class Scheduled(Shift):
 
     def apply(self, nominal: mujoco.MjModel, tick: int = 0, into: mujoco.MjModel | None = None) -> mujoco.MjModel:
         """See `Shift.apply`."""
-        if into is not None and tick > 0 and self.fraction(tick) == self.fraction(tick - 1):
-            return into
         model = _fresh(nominal, into)
         self.shift._change(model, self.fraction(tick))
         mujoco.mj_setConst(model, mujoco.MjData(model))
