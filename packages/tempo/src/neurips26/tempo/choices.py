@@ -12,8 +12,8 @@ class Choices:
     """Every decision that is ours. The record tests the first two (`lr`, `alpha`) against alternatives.
 
     Attributes:
-        lr: Adam's step size; tuned over {1e-5, 1e-4, 1e-3} with the same grid for every learning method, and 1e-5 was
-            chosen for each.
+        lr: Adam's step size; tuned over {1e-5, 3e-5, 1e-4, 3e-4} with the same grid for every learning method, and 1e-5,
+            the smallest, was chosen for each: smaller ones are the frozen policy.
         alpha: sharpness of the memory's priorities; 0 (uniform) and negative (easy first) are rows of the record.
         entropy_coef: lambda_H relative to s_Q and log N; alternatives {0, 0.03, 0.3, 1}.
         critic: an action-value critic on the onboard observation, categorical (C51) with clipped double Q. A
@@ -23,13 +23,15 @@ class Choices:
         eviction: "fifo"; alternative "easiest".
         q_scale: Qbar divided by its standard deviation over nominal roll-outs, so that lambda_H transfers between
             robots.
-        objective: mean action of the actor; alternative: reparameterised samples (`TTAConfig.stochastic`).
+        objective: mean action of the actor; alternative: reparameterised samples (`TTAConfig.stochastic`), for actors
+            that come to `make_tta` with a `log_std`.
         protocol: "continual" (nothing is reset between episodes, our reading of "single device"); alternative
             "episodic".
         rough_friction: the rough ground keeps the flat task's friction 0.6 (Playground's own rough scene has 1.0), so
             that only the
             shape of the ground shifts.
-        fall: an episode ends with a fall and earns nothing afterwards; alternative: reset and count per tick.
+        fall: an episode ends with a fall and earns nothing afterwards; learning goes on in the next one. Alternative:
+            put the robot back on its legs within the episode and count per tick.
     """
 
     lr: float = 1e-5

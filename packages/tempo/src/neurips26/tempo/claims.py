@@ -91,7 +91,7 @@ def _size(ctx: Context) -> dict[str, int]:
     return {
         "quick": {"robots": 5, "ticks": 125, "episodes": 1},
         "tune": {"robots": 8, "ticks": 200, "episodes": 3},
-        "cpu": {"robots": 16, "ticks": 200, "episodes": 6},
+        "cpu": {"robots": 16, "ticks": 200, "episodes": 5},
     }.get(ctx.tier, {"robots": 64, "ticks": 1000, "episodes": 4})
 
 
@@ -638,7 +638,7 @@ def critic_ranks_actors(ctx: Context) -> Measurement:
     The nominal condition, where the critic passes its gates, and critics that know the shift are the positive controls.
     """
     _withhold(failed_gates())
-    seeds, ticks, severity = _robots(ctx, 24), 500, SEVERITY
+    seeds, ticks, severity = _robots(ctx, 18), 300, SEVERITY
     _, cells = _cells(ctx, CONDITIONS)
     found = {}
     for name in ctx.track(CONDITIONS, "conditions"):
