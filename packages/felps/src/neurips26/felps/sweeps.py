@@ -107,13 +107,6 @@ def by_trace(groups: effects.Groups, shown: Callable[[float], float], what: str)
     return f"{what}, trace by trace with 95 % intervals: " + "; ".join(told)
 
 
-OPEN = (
-    "the trace with the least advantage decides, and what is independent are its five or six windows. Where a window offers less "
-    "than the engine delivers, as half of those of the code trace do, all policies agree and there is no advantage to be had"
-)
-"""Why a claim over all traces is open or fails where it does."""
-
-
 def method_of(name: str) -> str:
     """Policy in a label."""
     return name.split()[0]
