@@ -194,7 +194,7 @@ def test_command_line_on_pictures(folder, tmp_path, capsys):
     weights, out = tmp_path / "weights.safetensors", tmp_path / "c.json"
     safetensors.save_file(timm.create_model("test_resnet", pretrained=False).state_dict(), weights)
     arguments = ["--model", "timm:test_resnet", "--weights", str(weights), "--data", str(folder / "train")]
-    assert cli.main(["certify", *arguments, "--unlabeled", str(folder / "pool"), "--out", str(out)]) == 0
+    assert cli.main(["certify", *arguments, "--unlabeled", str(folder / "pool"), "--frozen", "--out", str(out)]) == 0
     assert "plain hold-out" in capsys.readouterr().out
     c = Certificate.from_json(out.read_text())
     assert c.stability.n == 60 and {r["class"] for r in c.details["classes"]} == {"digit 0", "digit 1", "digit 2"}
@@ -209,7 +209,12 @@ def test_command_line_on_sentences(tokenizer, tmp_path, capsys):
         table = csv.writer(stream)
         table.writerow(["text", "label"])
         table.writerows(zip(*sentences(600)))
-    assert cli.main(["certify", "--model", f"hf:{tmp_path / 'encoder'}", "--data", str(tmp_path / "train.csv")]) == 0
+    assert (
+        cli.main(
+            ["certify", "--model", f"hf:{tmp_path / 'encoder'}", "--frozen", "--data", str(tmp_path / "train.csv")]
+        )
+        == 0
+    )
     assert "3 classes" in capsys.readouterr().out
 
 

@@ -5,6 +5,7 @@ import json
 import warnings
 from collections import UserDict
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,10 +27,11 @@ from neurips26.knn_certificate import (
     verify,
 )
 from neurips26.knn_certificate.blocked import choose_k, random_block
-from neurips26.knn_certificate.coverage import draw_classes, one_repeat
+from neurips26.knn_certificate.coverage import PROTOCOLS, draw_classes, one_repeat
 from neurips26.knn_certificate.labels import encode_labels
 
 HEAD = LogisticRegression(max_iter=200)
+of_frozen = partial(certify_features, representation="frozen")
 
 
 @pytest.fixture(scope="module")
@@ -69,19 +71,19 @@ def test_counts_and_limits_by_hand():
 
 def test_pool_and_double_deletion(gaussians):
     X, y, pool = gaussians
-    paid = certify_features(X, y, head=HEAD, unlabeled=pool, k=5)
+    paid = of_frozen(X, y, head=HEAD, unlabeled=pool, k=5)
     assert paid.stability.delta == pytest.approx(0.025) and paid.stability.n == 250
     assert paid.bound == pytest.approx(paid.joint.upper + paid.stability.upper)
-    doubled = certify_features(X, y, head=HEAD, stability="double-deletion", k=5)
+    doubled = of_frozen(X, y, head=HEAD, stability="double-deletion", k=5)
     assert doubled.joint.count >= doubled.stability.count
     assert any("monotone stability" in a for a in doubled.assumptions)
-    assert certify_features(X, y, head=HEAD, k=5).certified == "the network trained without the block"
+    assert of_frozen(X, y, head=HEAD, k=5).certified == "the network trained without the block"
 
 
 @pytest.mark.parametrize("mode", ["blocked", "folds", "loo"])
 def test_json_round_trip_and_tampering(gaussians, mode, tmp_path):
     X, y, pool = gaussians
-    c = certify_features(X, y, head=HEAD, unlabeled=None if mode == "folds" else pool, mode=mode, k=5)
+    c = of_frozen(X, y, head=HEAD, unlabeled=None if mode == "folds" else pool, mode=mode, k=5)
     c.to_json(tmp_path / "c.json")
     text = (tmp_path / "c.json").read_text()
     again = Certificate.from_json(text)
@@ -114,16 +116,41 @@ def test_json_round_trip_and_tampering(gaussians, mode, tmp_path):
 )
 def test_every_figure_is_recomputed(gaussians, mode, change, problem):
     X, y, pool = gaussians
-    c = certify_features(X, y, head=HEAD, unlabeled=None if mode == "folds" else pool, mode=mode, k=5)
+    c = of_frozen(X, y, head=HEAD, unlabeled=None if mode == "folds" else pool, mode=mode, k=5)
     assert verify(c) == []
     assert any(p.startswith(problem) for p in verify(replace(c, **change)))
 
 
+@pytest.mark.parametrize("mode", ["blocked", "folds", "loo"])
+def test_what_a_text_states_is_compared(gaussians, mode):
+    """Estimates, flags, what it is about and what it assumes: none may be rewritten in the file."""
+    X, y, pool = gaussians
+    text = of_frozen(X, y, head=HEAD, unlabeled=None if mode == "folds" else pool, mode=mode, k=5).to_json()
+    assert verify(Certificate.from_json(text)) == []
+
+    def problems(change):
+        row = json.loads(text)
+        change(row)
+        return " ".join(verify(Certificate.from_json(json.dumps(row))))
+
+    assert problems(lambda row: row.update(vacuous=not row["vacuous"])).startswith("vacuous: expected")
+    assert "geometry.estimate: expected" in problems(lambda row: row["geometry"].update(estimate=0.0))
+    assert "assumptions: expected" in problems(lambda row: row.update(assumptions=[]))
+    assert "certified: expected" in problems(lambda row: row.update(certified="foo"))
+    assert "n_classes: expected" in problems(lambda row: row.update(n_classes=1))
+
+
+def test_frozen_stands_among_the_assumptions(gaussians):
+    X, y, pool = gaussians
+    for more in ({"unlabeled": pool}, {"mode": "folds"}, {"mode": "loo", "unlabeled": pool}):
+        assert "the representation never saw these labels" in of_frozen(X, y, head=HEAD, k=5, **more).assumptions
+
+
 def test_flags_and_events_are_recomputed(gaussians):
     X, y, pool = gaussians
-    c = certify_features(X, y, head=HEAD, unlabeled=pool, mode="loo", k=5, slack="hoeffding-heuristic")
+    c = of_frozen(X, y, head=HEAD, unlabeled=pool, mode="loo", k=5, slack="hoeffding-heuristic")
     assert verify(replace(c, rigorous=True)) == ["rigorous: expected False from the events, got True"]
-    blocked = certify_features(X, y, head=HEAD, unlabeled=pool, k=5)
+    blocked = of_frozen(X, y, head=HEAD, unlabeled=pool, k=5)
     short = {**blocked.events, "geometry": blocked.events["geometry"][:-1]}
     assert verify(replace(blocked, events=short))[0].startswith("events: expected one number")
     bare = {name: e for name, e in blocked.events.items() if name != "holdout"}
@@ -133,7 +160,7 @@ def test_flags_and_events_are_recomputed(gaussians):
 @pytest.mark.parametrize("mode", ["blocked", "folds", "loo"])
 def test_hold_out_stands_beside_every_certificate(gaussians, mode):
     X, y, pool = gaussians
-    c = certify_features(X, y, head=HEAD, unlabeled=None if mode == "folds" else pool, mode=mode, k=5)
+    c = of_frozen(X, y, head=HEAD, unlabeled=None if mode == "folds" else pool, mode=mode, k=5)
     assert f"{c.holdout_bound:.4f}" in c.summary() and "plain hold-out" in c.summary()
     if mode == "loo":
         kept, held = random_block(600, 0.2, 0)
@@ -155,11 +182,11 @@ def test_memorised_labels_are_named():
 
 def test_bound_moves_with_delta_and_slack(gaussians):
     X, y, pool = gaussians
-    at = {d: certify_features(X, y, head=HEAD, unlabeled=pool, k=5, delta=d).bound for d in (0.01, 0.05, 0.2)}
+    at = {d: of_frozen(X, y, head=HEAD, unlabeled=pool, k=5, delta=d).bound for d in (0.01, 0.05, 0.2)}
     assert at[0.01] > at[0.05] > at[0.2]
-    by = {s: certify_features(X, y, head=HEAD, k=5, slack=s).bound for s in bounds.SLACKS}
+    by = {s: of_frozen(X, y, head=HEAD, k=5, slack=s).bound for s in bounds.SLACKS}
     assert by["clopper-pearson"] <= by["kl"] <= by["hoeffding"]
-    c = certify_features(X, y, head=HEAD, unlabeled=pool, k=5)
+    c = of_frozen(X, y, head=HEAD, unlabeled=pool, k=5)
     for term in (c.geometry, c.disagreement, c.joint, c.stability):
         assert term.upper >= term.estimate
     assert c.holdout_bound is not None and c.holdout_bound <= c.bound
@@ -172,12 +199,16 @@ def test_constant_classifier_and_random_labels():
     c = certify_arrays(X[:500], y[:500], X[500:], y[500:], np.zeros(500, int), k=5)
     assert c.holdout_bound == pytest.approx(bounds.clopper_pearson(250, 500))
     assert c.vacuous
-    noise = certify_features(X, rng.integers(0, 2, 1000), head=HEAD, k=5)
+    noise = of_frozen(X, rng.integers(0, 2, 1000), head=HEAD, k=5)
     assert noise.bound >= 0.5
 
 
 def test_violations_are_rare():
     """200 draws: at delta 0.05 more than 18 violations have probability below 1%."""
+    assert one_repeat(0, "misused")["bound"] < 0.5 < one_repeat(0, "misused")["risk"] == 0.75
+    for protocol in (*PROTOCOLS, "loo-hoeffding"):
+        got = one_repeat(0, protocol, test=4_000)
+        assert 0.08 < got["risk"] < 0.2 and got["risk"] < got["bound"]
     rows = [one_repeat(seed, "none", n=200, test=4_000) for seed in range(200)]
     assert sum(r["risk"] > r["bound"] for r in rows) <= 18
 
@@ -188,35 +219,60 @@ def test_leave_one_out_needs_a_frozen_representation(gaussians):
         certify_features(X, y, mode="loo", representation="trained")
     with pytest.raises(ValueError, match="^representation: expected 'frozen', got 'trained'"):
         certify_features(X, y, representation="trained")  # a block that the features were trained on is no block
-    proved = certify_features(X, y, head=HEAD, unlabeled=pool, mode="loo", k=5)
+    proved = of_frozen(X, y, head=HEAD, unlabeled=pool, mode="loo", k=5)
     assert proved.rigorous
     assert proved.geometry.upper == pytest.approx(
         min(1, proved.geometry.estimate + bounds.rogers_wagner(600, 5, 0.025))
     )
-    heuristic = certify_features(X, y, head=HEAD, unlabeled=pool, mode="loo", k=5, slack="hoeffding-heuristic")
+    heuristic = of_frozen(X, y, head=HEAD, unlabeled=pool, mode="loo", k=5, slack="hoeffding-heuristic")
     assert not heuristic.rigorous and "NOT a proved bound" in heuristic.summary()
-    assert not certify_features(X, y, head=HEAD, mode="loo", k=5).rigorous  # disagreement counted in sample
+    assert not of_frozen(X, y, head=HEAD, mode="loo", k=5).rigorous  # disagreement counted in sample
 
 
 def test_choosing_k_on_the_certified_points_is_paid_for(gaussians):
     X, y, pool = gaussians
-    c = certify_features(X, y, head=HEAD, unlabeled=pool, mode="loo", slack="hoeffding-heuristic")
+    c = of_frozen(X, y, head=HEAD, unlabeled=pool, mode="loo", slack="hoeffding-heuristic")
     assert c.geometry.delta == pytest.approx(0.025 / 6)
-    free = certify_features(X, y, head=HEAD, unlabeled=pool)  # blocked: k is chosen on the memory alone
+    free = of_frozen(X, y, head=HEAD, unlabeled=pool)  # blocked: k is chosen on the memory alone
     assert free.joint.delta == pytest.approx(0.025)
 
 
 def test_overlap_of_pool_and_training_is_reported(gaussians):
     X, y, _ = gaussians
     with pytest.warns(UserWarning, match="shares 600 points"):
-        c = certify_features(X, y, head=HEAD, unlabeled=X, k=5)
+        c = of_frozen(X, y, head=HEAD, unlabeled=X, k=5)
     assert not c.rigorous and any("not certified" in n for n in c.notes)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        (np.float64, np.float32),
+        (np.float32, np.float64),
+        (np.float64, np.float16),
+        (np.float64, torch.float32),
+        (torch.bfloat16, np.float64),
+    ],
+)
+@pytest.mark.parametrize("mode", ["blocked", "loo"])
+def test_overlap_is_seen_through_types(gaussians, mine, theirs, mode):
+    def as_type(x, kind):
+        return torch.from_numpy(x).to(kind) if isinstance(kind, torch.dtype) else x.astype(kind)
+
+    X, y, pool = gaussians
+    with pytest.warns(UserWarning, match="shares 600 points"):
+        c = of_frozen(as_type(X, mine), y, head=HEAD, unlabeled=as_type(X, theirs), k=5, mode=mode)
+    assert not c.rigorous
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        of_frozen(as_type(X, mine), y, head=HEAD, unlabeled=as_type(pool, theirs), k=5, mode=mode)
+        of_frozen(np.round(X).astype(int), y, head=HEAD, unlabeled=np.round(pool) + 0.25, k=5)  # whole and not whole
 
 
 def test_small_block_and_pruned_grid_warn():
     X, y = draw_classes(40, 2, 3, 0, "small")
     with pytest.warns(UserWarning) as caught:
-        certify_features(X, y, head=HEAD)
+        of_frozen(X, y, head=HEAD)
     text = " | ".join(str(w.message) for w in caught)
     assert "only 8 certification points" in text and "dropped, the memory has 32 points" in text
 
@@ -245,8 +301,8 @@ def test_rare_classes_are_named():
 def test_half_precision_features(gaussians, kind):
     X, y, pool = gaussians
     half = torch.tensor(X).to(kind) if isinstance(kind, torch.dtype) else X.astype(kind)
-    c = certify_features(half, y, head=HEAD, unlabeled=pool.astype(np.float32), k=5)
-    assert abs(c.bound - certify_features(X, y, head=HEAD, unlabeled=pool, k=5).bound) < 0.05
+    c = of_frozen(half, y, head=HEAD, unlabeled=pool.astype(np.float32), k=5)
+    assert abs(c.bound - of_frozen(X, y, head=HEAD, unlabeled=pool, k=5).bound) < 0.05
     assert verify(c) == []
 
 
@@ -254,7 +310,7 @@ def test_order_of_classes_in_the_file_does_not_matter():
     """Sorted data: the first fifth would be classes that the memory never saw."""
     X, y = draw_classes(600, 10, 8, 3, "sorted")
     order = np.argsort(y, kind="stable")
-    c = certify_features(X[order], y[order], head=HEAD, k=5)
+    c = of_frozen(X[order], y[order], head=HEAD, k=5)
     assert c.geometry.estimate < 0.6 and not any("without a memory point" in n for n in c.notes)
 
 
@@ -285,6 +341,9 @@ def test_chosen_k_is_the_best_and_smallest():
         ({"stability": "unlabeled"}, "^unlabeled: expected features of a pool"),
         ({"unlabeled": np.ones((3, 2))}, r"^unlabeled: expected shape"),
         ({"unlabeled": np.empty((0, 8))}, r"^unlabeled: expected"),
+        ({"mode": "folds", "unlabeled": np.ones((30, 8))}, "^unlabeled: expected none in mode 'folds'"),
+        ({"mode": "folds", "stability": "double-deletion"}, "^stability: expected none in mode 'folds'"),
+        ({"representation": None}, r"^representation: expected 'frozen' .* or 'trained' .*, got None"),
         ({"mode": "folds", "folds": 1}, "^folds: expected an integer >= 2"),
         ({"metric": "manhattan"}, "^metric: expected one of"),
         ({"k": 0}, "^k: expected an integer >= 1, got 0"),
@@ -310,7 +369,7 @@ def test_one_clear_error(gaussians, change, message):
     X, y, _ = gaussians
     arguments = {"X": X, "y": y, "head": HEAD, "k": 5, **change}
     with pytest.raises((ValueError, TypeError), match=message):
-        certify_features(arguments.pop("X"), arguments.pop("y"), **arguments)
+        of_frozen(arguments.pop("X"), arguments.pop("y"), **arguments)
 
 
 @pytest.mark.parametrize(
@@ -351,8 +410,8 @@ def test_arrays_that_do_not_fit(gaussians, change, message):
 def test_labels_in_any_script(gaussians):
     X, y, pool = gaussians
     names = np.array(["猫", "собака", "chien 🐶", ""])
-    c = certify_features(X, names[y], head=HEAD, unlabeled=pool, k=5)
-    assert c.joint == certify_features(X, y, head=HEAD, unlabeled=pool, k=5).joint
+    c = of_frozen(X, names[y], head=HEAD, unlabeled=pool, k=5)
+    assert c.joint == of_frozen(X, y, head=HEAD, unlabeled=pool, k=5).joint
     assert {row["class"] for row in c.details["classes"]} == set(names)
     assert Certificate.from_json(c.to_json()).details["classes"] == c.details["classes"]
 
@@ -452,6 +511,35 @@ def test_interrupted_certificates_continue(torch_data, tmp_path):
     assert run(0).to_json() == first.to_json() and trained == [480, 360]
     run(1)
     assert trained == [480, 360, 480, 360]
+
+
+def test_work_of_other_data_or_another_function_is_not_used(torch_data, tmp_path):
+    data, _ = torch_data
+    model, trained = train_net(data, 0), []
+
+    def counted(subset, seed):
+        trained.append(len(subset))
+        return train_net(subset, seed)
+
+    def another(subset, seed):
+        trained.append(len(subset))
+        return train_net(subset, seed + 1)
+
+    def run(given, train_fn=counted):
+        return certify(model, DataLoader(given, 64), train_fn=train_fn, k=5, work=tmp_path)
+
+    x, y = data.tensors
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    others = [TensorDataset(x, y.flip(0)), TensorDataset(x[order], y[order]), TensorDataset(x + 1, y)]
+    run(data)
+    for i, other in enumerate(others):
+        got = run(other)
+        assert trained == [480] * (i + 2)
+        assert got.to_json() == certify(model, DataLoader(other, 64), train_fn=train_net, k=5).to_json()
+    run(data)
+    assert len(trained) == 4
+    run(data, another)
+    assert len(trained) == 5
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The k-NN engine: hand-made points, scikit-learn as the reference, ties, duplicates, large offsets."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -116,6 +118,22 @@ def test_units_beyond_float32(backend, scale):
     assert (neighbours(X, far, 5, backend=backend) == exact).all()
 
 
+@pytest.mark.parametrize("metric", ["cosine", "euclidean", "standardised", "whitened"])
+@pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e160, 1e300])
+def test_units_whose_squares_are_no_numbers(metric, scale):
+    rng = np.random.default_rng(13)
+    X, y = rng.normal(size=(200, 5)), rng.integers(0, 3, 200)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        far = KNNDecoder(5, metric).fit(scale * X, y)
+        base = KNNDecoder(5, metric).fit(X, y)
+        assert (far.loo_predict() == base.loo_predict()).all()
+        assert (far.predict(scale * X[:30] * 1.01) == base.predict(X[:30] * 1.01)).all()
+    if metric in ("standardised", "whitened"):  # each feature in a unit of its own
+        mixed = X * np.array([1.0, 1e-200, 1e-30, 1e50, 1e200])
+        assert (KNNDecoder(5, metric).fit(mixed, y).loo_predict() == base.loo_predict()).all()
+
+
 def test_most_points_are_twins(backend, tiny_blocks):
     """Dead units make many rows equal: every answer is a tie, and ties go by index."""
     X = np.zeros((90, 4))
@@ -184,6 +202,28 @@ def test_every_pair_is_seen_once_and_read_twice(small_triangle):
         )
         assert (f.ids[whole] != f.at[whole][:, None]).all()
     assert sum(f.short.size for f in found) < 10
+
+
+def test_places_in_a_tile_fit_their_type_at_every_size(monkeypatch):
+    """Above 1,048,576 points a sample of a sixteenth of all would not fit in 16 bits."""
+    for n in (2_048, 5_000, 1_048_560, 1_048_592, 1_100_000, 10**7, 10**10):
+        assert triangle._SAMPLE <= triangle.sample_size(n) <= min(n // 4, 1 << 16)
+    tall = np.zeros((1 << 16, 1), np.float32)
+    tall[[3, -1]] = 2.0
+    for scores, line in ((tall, 0), (tall.T, 1)):
+        assert triangle._above(scores, np.ones(1, np.float32))[line].tolist() == [3, (1 << 16) - 1]
+
+
+@pytest.mark.parametrize("largest", [65, 130])
+def test_more_points_than_sixteen_of_the_largest_sample(largest, small_triangle, monkeypatch):
+    """The sample stops growing, no tile is larger than it, and the last places of both are used."""
+    monkeypatch.setattr(triangle, "_LARGEST_SAMPLE", largest)
+    above, shapes = triangle._above, []
+    monkeypatch.setattr(triangle, "_above", lambda s, limit: shapes.append(s.shape) or above(s, limit))
+    X = np.random.default_rng(11).normal(size=(2_500, 3))
+    assert triangle.sample_size(len(X)) == largest < len(X) // 16
+    assert (neighbours(X, None, 4) == brute(X, 4)).all()
+    assert max(shapes) == (13, largest)
 
 
 def test_points_with_too_few_candidates_are_searched_again(small_triangle, monkeypatch):

@@ -22,6 +22,7 @@ from neurips26.subset_of_signals import (
     simulate,
 )
 from neurips26.subset_of_signals.regressor import METHODS
+from neurips26.subset_of_signals.scale import estimate_scale
 
 warnings.filterwarnings("ignore", category=OneScaleWarning)
 
@@ -83,9 +84,39 @@ def test_recovers_where_least_squares_cannot(sample):
 
 
 def test_scale_is_read_off_the_data(sample):
-    found = SubsetOfSignalsRegressor(signal_scale="auto").fit(sample.X, 0.01 * sample.y)
-    assert 0.002 < found.signal_scale_ < 0.03
-    assert np.linalg.norm(found.coef_ / 0.01 - sample.beta) < 0.35
+    """The default: no unit has to be given, and whatever it is nothing is said about it."""
+    for unit in (1e-12, 0.01, 1.0, 1e12):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = SubsetOfSignalsRegressor().fit(sample.X, unit * sample.y)
+        assert 0.9 < found.signal_scale_ / unit < 1.4
+        assert np.linalg.norm(found.coef_ / unit - sample.beta) < 0.25
+        assert found.n_signals_ == pytest.approx(400, rel=0.15)
+
+
+@pytest.mark.parametrize("law", ["two-level", "uniform-log", "worst-case"])
+def test_the_scale_read_off_lies_a_little_above_the_best_sources(law):
+    for seed in range(3):
+        s = simulate.subset_of_signals(3_000, 700, 3, noise=law, seed=seed)
+        told = SubsetOfSignalsRegressor(signal_scale=1.0, fit_intercept=False).fit(s.X, s.y)
+        ours = SubsetOfSignalsRegressor(fit_intercept=False).fit(s.X, s.y)
+        assert 0.95 < ours.signal_scale_ < 1.6
+        # sources a little above the scale may count too
+        assert 0.75 * 700 < ours.n_signals_ < 1.5 * (s.sigma <= ours.signal_scale_).sum()
+        assert np.linalg.norm(ours.coef_ - told.coef_) < 0.3 * told.bse_.max()
+
+
+def test_scale_of_residuals():
+    rng = np.random.default_rng(12)
+    r = np.concatenate([rng.normal(size=300), 50.0 * rng.normal(size=900)])
+    base = estimate_scale(r, 3)
+    assert 0.9 < base < 1.4
+    assert estimate_scale(-1e9 * r[::-1], 3) == pytest.approx(1e9 * base)
+    assert estimate_scale(r, 3, np.full(r.size, 2.0)) == pytest.approx(estimate_scale(np.tile(r, 2), 3))
+    assert estimate_scale(np.zeros(9), 2) == 1.0
+    assert estimate_scale(np.append(np.zeros(100), r), 3) == np.abs(r).min()  # a hundred sources without noise
+    assert 0.8 < estimate_scale(np.append(np.zeros(3), r), 3) < 1.4  # the three that a fit passes through
+    assert 4.5 < estimate_scale(5.0 * rng.normal(size=2_000), 2) < 5.5  # one scale
 
 
 def test_a_scale_of_other_data_is_said(sample):
@@ -94,10 +125,10 @@ def test_a_scale_of_other_data_is_said(sample):
         (1e-5, "the signals' noise is about 0.0"),
     ):
         with pytest.warns(UserWarning, match=f"^signal_scale: 1 is not the scale of these data .*{found}"):
-            SubsetOfSignalsRegressor().fit(sample.X, factor * sample.y)
+            SubsetOfSignalsRegressor(signal_scale=1.0).fit(sample.X, factor * sample.y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        SubsetOfSignalsRegressor().fit(sample.X, sample.y)
+        SubsetOfSignalsRegressor(signal_scale=1.0).fit(sample.X, sample.y)
 
 
 def test_columns_of_the_summary_stay_apart(sample):
@@ -138,7 +169,7 @@ def test_effective_signals(n, m):
     """Two levels: the signals are counted, and LAD's error follows from the count."""
     for seed in range(3):
         s = simulate.subset_of_signals(n, m, 3, seed=seed)
-        model = SubsetOfSignalsRegressor("lad", fit_intercept=False).fit(s.X, s.y)
+        model = SubsetOfSignalsRegressor("lad", signal_scale=1.0, fit_intercept=False).fit(s.X, s.y)
         assert model.effective_signals_ == pytest.approx(m, rel=0.12)
         assert model.error_bound(asymptotic=True) == pytest.approx(bounds.asymptotic_error(n, 3, m), rel=0.15)
         scaled = bounds.effective_signals(1e-6 * model.residuals_, 3, 1e-6)
@@ -265,7 +296,7 @@ def test_too_few_steps_are_said(sample):
 
 
 def test_extreme_units(sample):
-    base = SubsetOfSignalsRegressor().fit(sample.X, sample.y).coef_
+    base = SubsetOfSignalsRegressor(signal_scale=1.0).fit(sample.X, sample.y).coef_
     for c in (1e12, 1e-12):
         again = SubsetOfSignalsRegressor(signal_scale=c).fit(sample.X, c * sample.y)
         np.testing.assert_allclose(again.coef_ / c, base, rtol=1e-6, atol=1e-9)
@@ -277,12 +308,12 @@ def test_groups_share_a_noise_level():
     sigma = np.where(np.arange(150) < 50, 1.0, 300.0)[groups]
     X = rng.normal(size=(600, 2))
     y = X @ [1.0, -2.0] + sigma * rng.normal(size=600)
-    together = SubsetOfSignalsRegressor().fit(X, y, groups=groups)
+    together = SubsetOfSignalsRegressor(signal_scale=1.0).fit(X, y, groups=groups)
     weights = together.source_weights_.reshape(150, 4)
     assert (weights == weights[:, :1]).all() and together.converged_
     assert together.signal_probability_[sigma == 1.0].mean() > 0.97
     assert together.signal_probability_[sigma > 1.0].mean() < 0.02
-    alone = SubsetOfSignalsRegressor().fit(X, y)
+    alone = SubsetOfSignalsRegressor(signal_scale=1.0).fit(X, y)
     assert (together.bse_ < alone.bse_).all()
 
 

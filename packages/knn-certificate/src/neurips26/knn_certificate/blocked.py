@@ -12,18 +12,16 @@ from typing import Any, Literal
 import numpy as np
 
 from neurips26.knn_certificate import bounds
-from neurips26.knn_certificate.certificate import Certificate, Term
+from neurips26.knn_certificate.certificate import BLOCK, IID, MONOTONE, OF_ALL, POOL, WITHOUT_BLOCK, Certificate, Term
 from neurips26.knn_certificate.choices import CHOICES
 from neurips26.knn_certificate.knn import METRICS, neighbours, prepare, votes
 from neurips26.knn_certificate.labels import classes_of, encode_labels
 from neurips26.shared import seeding
 from neurips26.shared.arrays import check_choice, check_int, check_real
 
-__all__ = ["IID", "Slack", "certify_arrays", "choose_k", "not_constant", "random_block"]
+__all__ = ["Slack", "certify_arrays", "choose_k", "not_constant", "random_block"]
 
 Slack = Literal["clopper-pearson", "kl", "hoeffding"]
-
-IID = "the points are independent draws from the distribution the error is about"
 
 
 def random_block(n: int, fraction: float, seed: int, name: str = "block") -> tuple[np.ndarray, np.ndarray]:
@@ -133,17 +131,14 @@ def certify_arrays(
     y, f = code["block_labels"], code["block_predictions"]
     events = {"geometry": decided != y, "disagreement": f != decided}
     events["joint"] = events["geometry"] | events["disagreement"]
-    notes, assumptions = (
-        [],
-        [IID, "the block was drawn at random and neither f' nor k, metric or layer was chosen with it"],
-    )
+    notes, assumptions = [], [IID, BLOCK]
     if block.shape[0] < CHOICES.small_block:
         notes.append(f"only {block.shape[0]} certification points: slack dominates")
         warnings.warn(notes[-1], stacklevel=2)
     absent = np.setdiff1d(y, code["memory_labels"])
     if absent.size:
         notes.append(f"classes without a memory point, always decoded wrongly: {classes[absent][:5].tolist()}")
-    stability, share, certified = None, delta, "the network trained without the block"
+    stability, share, certified = None, delta, WITHOUT_BLOCK
     if pool_predictions is not None:
         full, part = (encode_labels(p, "pool_predictions", classes)[1] for p in pool_predictions)
         if full.shape != part.shape:
@@ -151,17 +146,15 @@ def certify_arrays(
         share = delta / 2
         events["stability"] = full != part
         stability = Term.of(events["stability"], share, slack)
-        certified = "the network trained on all data"
-        assumptions.append("no training saw the unlabelled pool")
+        certified = OF_ALL
+        assumptions.append(POOL)
         details["stability"], details["stability_in_bound"] = "unlabeled", True
     elif deleted_predictions is not None:
         events["stability"] = code["deleted_predictions"] != f
         events["joint"] = events["joint"] | events["stability"]
         stability = Term.of(events["stability"], delta, slack)
-        certified = "the network trained on all data"
-        assumptions.append(
-            "deleting a second block changes predictions at least as often as deleting the first (monotone stability)"
-        )
+        certified = OF_ALL
+        assumptions.append(MONOTONE)
         details["stability"], details["stability_in_bound"] = "double-deletion", False
     joint = Term.of(events["joint"], share, slack)
     bound = min(

@@ -24,6 +24,20 @@ from neurips26.knn_certificate import bounds
 
 __all__ = ["Certificate", "Term", "terms_row", "verify"]
 
+#: What a certificate may assume.
+IID = "the points are independent draws from the distribution the error is about"
+BLOCK = "the block was drawn at random and neither f' nor k, metric or layer was chosen with it"
+POOL = "no training saw the unlabelled pool"
+MONOTONE = "deleting a second block changes predictions at least as often as deleting the first (monotone stability)"
+FOLDS = "the folds were drawn at random"
+FROZEN = "the representation never saw these labels"
+#: What a certificate may be about.
+WITHOUT_BLOCK, OF_ALL, HEAD_OF_ALL = (
+    "the network trained without the block",
+    "the network trained on all data",
+    "the head trained on all data",
+)
+
 
 @dataclass(frozen=True)
 class Term:
@@ -74,6 +88,7 @@ class Certificate:
         delta: probability with which the bound may fail.
         details: per-class table and settings.
         events: the events themselves, so that the counts can be recomputed.
+        stated: of a certificate that was read: what its text says and the events imply, for :func:`verify`.
     """
 
     bound: float
@@ -95,6 +110,7 @@ class Certificate:
     delta: float
     details: dict[str, Any] = field(default_factory=dict, repr=False)
     events: dict[str, Bool[np.ndarray, " m"]] = field(default_factory=dict, repr=False)
+    stated: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def vacuous(self) -> bool:
@@ -131,7 +147,7 @@ class Certificate:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """JSON with everything :func:`verify` needs; also written to ``path`` where given."""
-        row = {f: getattr(self, f) for f in self.__dataclass_fields__ if f not in ("events",)}
+        row = {f: getattr(self, f) for f in self.__dataclass_fields__ if f not in ("events", "stated")}
         for name in ("geometry", "disagreement", "stability", "joint"):
             row[name] = None if row[name] is None else {**vars(row[name]), "estimate": row[name].estimate}
         row["assumptions"], row["notes"] = list(self.assumptions), list(self.notes)
@@ -155,10 +171,10 @@ class Certificate:
         """
         try:
             row = json.loads(text)
-            row.pop("vacuous")
+            row["stated"] = {"vacuous": row.pop("vacuous")}
             for name in ("geometry", "disagreement", "stability", "joint"):
                 if row[name] is not None:
-                    row[name].pop("estimate")
+                    row["stated"][name] = row[name].pop("estimate")
                     row[name] = Term(**row[name])
             row["assumptions"], row["notes"] = tuple(row["assumptions"]), tuple(row["notes"])
             row["events"] = {
@@ -181,11 +197,16 @@ def _plain(value: Any) -> Any:
 
 
 def verify(certificate: Certificate) -> list[str]:
-    """Recompute a certificate from its events: counts, limits, all three bounds, the flags. Empty when all agrees."""
+    """Recompute a certificate from its events: counts, estimates, limits, all three bounds, the flags, what it is about and
+    what it assumes. Empty when all agrees.
+
+    That the events are those of the network and the data named, no computation on them can tell.
+    """
     c, problems = certificate, []
 
     def compare(what: str, got: Any, want: Any) -> None:
-        same = got is not None and abs(got - want) <= 1e-9 if isinstance(want, float) else got == want
+        number = isinstance(got, (int, float))
+        same = number and abs(got - want) <= 1e-9 if isinstance(want, float) else got == want
         if not same:
             problems.append(f"{what}: expected {want} from the events, got {got}")
 
@@ -215,7 +236,35 @@ def verify(certificate: Certificate) -> list[str]:
     {"blocked": _verify_blocked, "folds": _verify_folds, "loo": _verify_loo}[c.mode](c, compare)
     doubts = any(t.slack in ("none", "hoeffding-heuristic") for t in terms.values())
     compare("rigorous", c.rigorous, not doubts and not any("not certified" in note for note in c.notes))
+    about, assumed = _standing(c)
+    compare("certified", c.certified, about)
+    # That features are frozen is the caller's word: it may stand on any certificate of a head.
+    extra = {FROZEN} & set(c.assumptions) if c.mode == "blocked" else set()
+    compare("assumptions", set(c.assumptions), assumed | extra)
+    seen = {row["class"] for row in c.details.get("classes", ())}
+    if c.n_classes < max(len(seen), 2):
+        problems.append(
+            f"n_classes: expected at least {max(len(seen), 2)} from the table of classes, got {c.n_classes}"
+        )
+    for name, said in c.stated.items():
+        compare(
+            name if name == "vacuous" else f"{name}.estimate", said, getattr(terms.get(name), "estimate", c.vacuous)
+        )
     return problems
+
+
+def _standing(c: Certificate) -> tuple[str, set[str]]:
+    """What a certificate of this mode is about, and what it assumes."""
+    if c.mode == "folds":
+        return f"a head drawn at random from the {len(c.details['fold_sizes'])} cross-validated ones", {
+            IID,
+            FOLDS,
+            FROZEN,
+        }
+    if c.mode == "loo":
+        return HEAD_OF_ALL, {IID, FROZEN}
+    extra = {"unlabeled": {POOL}, "double-deletion": {MONOTONE}}.get(c.details.get("stability", ""), set())
+    return OF_ALL if extra else WITHOUT_BLOCK, {IID, BLOCK} | extra
 
 
 _TERMS = ("geometry", "disagreement", "joint", "stability")

@@ -39,7 +39,7 @@ from neurips26.knn_certificate.features import (
     tensors_of,
     weights_digest,
 )
-from neurips26.knn_certificate.heads import checked_pool, with_notes
+from neurips26.knn_certificate.heads import checked_pool, coarser, with_notes
 from neurips26.knn_certificate.knn import METRICS
 from neurips26.knn_certificate.labels import encode_labels
 from neurips26.knn_certificate.leave_one_out import certify_loo, holdout_of_head, refuse_trained
@@ -96,7 +96,8 @@ def certify(
         backend: k-NN backend.
         check_train_fn: train the block's model twice and demand equal predictions (one more training).
         work: folder for retrained weights and features; a certificate that was interrupted continues from it. What
-            belongs to another model, split or data set is not used.
+            belongs to another model, split, data set (inputs or labels) or function ``train_fn`` is not used; settings that
+            the function takes from outside itself are not seen: another folder for them.
 
     Raises:
         ValueError: a trained representation in mode ``loo``; no ``train_fn`` where one is needed; a data set that gives
@@ -141,7 +142,7 @@ def certify(
             )
         else:
             kept, held = random_block(codes.size, block, seed)
-            part = _trained(train_fn, data, kept, seed, model, work)
+            part = _trained(train_fn, train_loader, kept, seed, model, work)
             again = extract_features(part, train_loader, **read)
             if not np.allclose(
                 again.features, train.features, rtol=1e-3, atol=1e-4 * float(np.abs(train.features).max())
@@ -177,7 +178,7 @@ def certify(
         raise ValueError("unlabeled_loader: expected a loader for stability 'unlabeled', got None")
     in_order(train_loader)  # refuses a data set without length and index
     kept, held = random_block(len(data), block, seed)
-    part = _trained(train_fn, data, kept, seed, model, work)
+    part = _trained(train_fn, train_loader, kept, seed, model, work)
     notes: list[str] = []
     if _same_weights(model, part):
         notes.append(
@@ -201,7 +202,7 @@ def certify(
         assert unlabeled_loader is not None
         whole, other = (extract_features(m, unlabeled_loader, **read) for m in (model, part))
         extra["pool_predictions"] = (whole.predictions, other.predictions)
-        both = _input_hashes(train_loader) & _input_hashes(unlabeled_loader)
+        both = _shared_inputs(train_loader, unlabeled_loader)
         if both:
             notes.append(
                 f"the unlabelled pool shares {len(both)} points with the training data: stability is not certified"
@@ -209,7 +210,7 @@ def certify(
             warnings.warn(notes[-1], stacklevel=2)
     elif stability == "double-deletion":
         again_kept, _ = random_block(kept.size, held.size / kept.size, seed, "second block")
-        third = _trained(train_fn, data, kept[again_kept], seed, model, work)
+        third = _trained(train_fn, train_loader, kept[again_kept], seed, model, work)
         extra["deleted_predictions"] = extract_features(third, _over(train_loader, held), **read).predictions
     certificate = certify_arrays(
         memory.features,
@@ -246,18 +247,22 @@ def _as_outputs(read: Extracted) -> np.ndarray:
 
 def _trained(
     train_fn: Callable[[Any, int], nn.Module],
-    data: Any,
+    loader: DataLoader,
     rows: np.ndarray,
     seed: int,
     model: nn.Module,
     work: Path | None,
 ) -> nn.Module:
-    """The model trained on ``rows``, from ``work`` where it was finished there for this full model and this split."""
-    subset = Subset(data, rows.tolist())
+    """The model trained on ``rows``, from ``work`` where it was finished there for all that this call is about."""
+    subset = Subset(loader.dataset, rows.tolist())
     if work is None:
         return _module(train_fn(subset, seed))
-    split = hashlib.blake2b(rows.tobytes() + str(seed).encode(), digest_size=12).hexdigest()
-    kept = work / f"{weights_digest(model)}-{split}.pt"
+    state = hashlib.blake2b(rows.tobytes() + f"{seed} {_name_of(train_fn)}".encode(), digest_size=12)
+    for batch in _over(loader, rows):
+        inputs, labels = split_batch(batch)
+        state.update(digest(tensors_of(inputs)).encode())
+        state.update(np.asarray(labels.cpu() if isinstance(labels, torch.Tensor) else labels).tobytes())
+    kept = work / f"{weights_digest(model)}-{state.hexdigest()}.pt"
     if kept.exists():
         part = copy.deepcopy(model)
         part.load_state_dict(torch.load(kept, map_location="cpu", weights_only=True))
@@ -266,6 +271,15 @@ def _trained(
     with atomic_path(kept) as temporary:
         torch.save(part.state_dict(), temporary)
     return part
+
+
+def _name_of(train_fn: Any) -> str:
+    """Name and code of a function; of another callable, its type."""
+    code = getattr(train_fn, "__code__", None)
+    body = (
+        "" if code is None else hashlib.blake2b(code.co_code + repr(code.co_names).encode(), digest_size=8).hexdigest()
+    )
+    return f"{getattr(train_fn, '__module__', '')} {getattr(train_fn, '__qualname__', type(train_fn).__name__)} {body}"
 
 
 def _module(part: Any) -> nn.Module:
@@ -289,6 +303,16 @@ def _same_weights(a: nn.Module, b: nn.Module) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[key].cpu(), right[key].cpu()) for key in left)
 
 
-def _input_hashes(loader: DataLoader) -> set[str]:
-    """Digests of the inputs, all tensors of a point together."""
-    return {digest(point) for batch in in_order(loader) for point in zip(*tensors_of(split_batch(batch)[0]))}
+def _shared_inputs(*loaders: DataLoader) -> set[str]:
+    """Digests of the inputs that both loaders have, all tensors of a point together, in the coarser of their types."""
+    firsts = [tensors_of(split_batch(next(iter(in_order(loader))))[0]) for loader in loaders]
+    kinds = [coarser(*tensors) for tensors in zip(*firsts)]
+
+    def hashes(loader: DataLoader) -> set[str]:
+        found = set()
+        for batch in in_order(loader):
+            tensors = [t.to(torch.float64).to(kind) + 0.0 for t, kind in zip(tensors_of(split_batch(batch)[0]), kinds)]
+            found |= {digest(point) for point in zip(*tensors)}
+        return found
+
+    return set.intersection(*map(hashes, loaders))

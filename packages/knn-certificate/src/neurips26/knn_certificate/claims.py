@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from neurips26.knn_certificate import experiments, pictures
-from neurips26.knn_certificate.coverage import one_repeat
+from neurips26.knn_certificate.coverage import PROTOCOLS, UNPROVED, one_repeat
 from neurips26.knn_certificate.weight_noise import CURVES
 from neurips26.shared.claims import Claim, Criterion, DataUse, Measurement, Series, Tuning, measures, tunes
 from neurips26.shared.context import Context
@@ -41,21 +41,42 @@ def _cell(factors: dict[str, Any], seed: int, method: str, value: float) -> dict
 )
 def valid(ctx: Context) -> Measurement:
     """Valid."""
-    seeds = ctx.seeds(20 if ctx.tier == "quick" else 300)
+    quick = ctx.tier == "quick"
+    seeds = ctx.seeds(20 if quick else 300)
+    proved = ("unlabeled", "none", "double-deletion", "folds") if quick else tuple(PROTOCOLS)
     cells, shown = [], []
-    for protocol in ("unlabeled", "none", "double-deletion"):
+    for protocol in (*proved, *(("misused",) if quick else UNPROVED)):
+        # The effect counts the first kind of cells alone.
+        method = "bound - risk" if protocol in PROTOCOLS else "bound - risk, no proof"
         for seed in ctx.track(seeds, f"coverage {protocol}"):
             got = ctx.cell(
                 {"protocol": protocol, "seed": seed}, lambda p=protocol, s=seed: one_repeat(s, p, test=10_000)
             )
-            cells.append(_cell({"protocol": protocol}, seed, "bound - risk", got["bound"] - got["risk"]))
+            cells.append(_cell({"protocol": protocol}, seed, method, got["bound"] - got["risk"]))
             shown.append({"protocol": protocol, **got})
-    holdout = float(np.mean([row["bound"] - row["holdout"] for row in shown]))
-    ctx.note(f"the certificate is on average {holdout:.3f} above the hold-out bound of the same points")
+    table = {
+        p: {
+            "violated": sum(r["bound"] < r["risk"] for r in shown if r["protocol"] == p),
+            "mean bound - risk": round(
+                float(np.mean([r["bound"] - r["risk"] for r in shown if r["protocol"] == p])), 3
+            ),
+            "mean hold-out": round(float(np.mean([r["holdout"] for r in shown if r["protocol"] == p])), 3),
+        }
+        for p in dict.fromkeys(r["protocol"] for r in shown)
+    }
+    ctx.note(
+        f"{len(seeds)} repeats each; 'misused' is the control that must fail, 'loo-hoeffding' has no proof: {table}"
+    )
     picture = ctx.figure("coverage.png")
     pictures.coverage_plot(shown, picture)
     data = [DataUse("Gaussian classes of known risk", "generated")]
-    return Measurement(cells=cells, seeds=seeds, data=data, figures=[picture])
+    return Measurement(
+        cells=cells,
+        seeds=seeds,
+        data=data,
+        figures=[picture],
+        reason="the bound is valid and far from tight: it counts disagreement and stability on top of what hold-out counts",
+    )
 
 
 # Gap to the test error: one claim a data set.
@@ -322,7 +343,11 @@ def _sweep(ctx: Context, seeds: list[int], chosen: Sequence[str]) -> tuple[list[
 def geometry_tracks_generalization(ctx: Context) -> Measurement:
     """Geometry tracks generalization."""
     quick = ctx.tier == "quick"
-    seeds, sweep = ctx.seeds(1 if quick else 5), ("clean", "all labels") if quick else tuple(experiments.SWEEP)
+    if not quick:
+        ctx.note(
+            "10 seeds, extended from 5 for all interventions alike because those were undecided: 0.875 [0.778, 0.935]"
+        )
+    seeds, sweep = ctx.seeds(1 if quick else 10), ("clean", "all labels") if quick else tuple(experiments.SWEEP)
     cells, rows = _sweep(ctx, seeds, sweep)
     picture = ctx.figure("ablation.png")
     pictures.ablation_plot(rows, picture)
@@ -347,7 +372,7 @@ def geometry_tracks_generalization(ctx: Context) -> Measurement:
         seeds=seeds,
         data=[_DIGITS],
         figures=shown,
-        reason="one draw of two conditions; the tier cpu has five of the whole sweep"
+        reason="one draw of two conditions; the tier cpu has ten of the whole sweep"
         if quick
         else "see the note: rainbow groups leave hardly a training point a neighbour of its class and still generalise, so "
         "the in-sample decoder misleads; the same-class control keeps both",

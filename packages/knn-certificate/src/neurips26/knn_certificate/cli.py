@@ -47,7 +47,7 @@ class Certify:
     mode: Mode = "auto"
     """Protocol."""
     frozen: bool = False
-    """The representation never saw these labels (needed by mode loo)."""
+    """State that the features never saw these labels: needed, for on features trained with them no bound of a head holds."""
     C: float = 1.0
     """Inverse regularisation of the head."""
     delta: float = 0.05
@@ -71,7 +71,7 @@ class Certify:
             head=LogisticRegression(C=self.C, max_iter=1000),
             unlabeled=pool,
             mode=self.mode,
-            representation="frozen" if self.frozen or self.mode != "loo" else "trained",
+            representation="frozen" if self.frozen else None,
             delta=self.delta,
             metric=self.metric,
             seed=self.seed,
@@ -169,7 +169,11 @@ class Text:
         X = datasets.embed(sentences)
         first, rest = datasets.random_split(len(y), self.n, self.seed)
         head = LogisticRegression(C=30.0, max_iter=100, tol=1e-3)
-        print(certify_features(X[first], y[first], head=head, unlabeled=X[rest], seed=self.seed).summary())
+        pool = X[rest]
+        certificate = certify_features(
+            X[first], y[first], head=head, unlabeled=pool, representation="frozen", seed=self.seed
+        )
+        print(certificate.summary())
         return 0
 
 
@@ -252,8 +256,10 @@ class Coverage:
 
     repeats: int = 100
     """Draws."""
-    protocol: Literal["unlabeled", "none", "double-deletion"] = "unlabeled"
-    """How stability is paid for."""
+    protocol: Literal[
+        "unlabeled", "none", "double-deletion", "chosen-k", "folds", "trained", "loo", "loo-devroye-wagner", "misused"
+    ] = "unlabeled"
+    """How the bound is made; misused: from features that were trained on the labels, which must fail."""
     json: bool = False
     """Print JSON."""
 

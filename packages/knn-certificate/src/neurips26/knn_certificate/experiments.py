@@ -131,7 +131,9 @@ def one_choice(factors: dict[str, Any], seed: int) -> dict[str, float]:
     data = datasets.digits()
     first, rest = datasets.random_split(len(data.y), 900, seed)
     head = LogisticRegression(max_iter=300)
-    c = certify_features(data.X[first], data.y[first], head=head, unlabeled=data.X[rest], seed=seed, **factors)
+    c = certify_features(
+        data.X[first], data.y[first], head=head, unlabeled=data.X[rest], representation="frozen", seed=seed, **factors
+    )
     return {
         "certificate": c.bound,
         "test error": float((head.fit(data.X[first], data.y[first]).predict(data.X[rest]) != data.y[rest]).mean()),
@@ -171,7 +173,9 @@ def interventions(seed: int) -> dict[str, dict[str, float]]:
     for kind, (x, t, u, C) in cases.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            c = certify_features(x, t, head=LogisticRegression(C=C, max_iter=200), unlabeled=u, seed=seed)
+            c = certify_features(
+                x, t, head=LogisticRegression(C=C, max_iter=200), unlabeled=u, representation="frozen", seed=seed
+            )
         assert c.stability is not None
         out[kind] = {
             "geometry": c.geometry.estimate, "disagreement": c.disagreement.estimate, "stability": c.stability.estimate,
@@ -187,7 +191,12 @@ def sized(n: int, seed: int) -> float:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return certify_features(
-            data.X[first], data.y[first], head=LogisticRegression(max_iter=200), unlabeled=data.X[rest][:500], seed=seed
+            data.X[first],
+            data.y[first],
+            head=LogisticRegression(max_iter=200),
+            unlabeled=data.X[rest][:500],
+            representation="frozen",
+            seed=seed,
         ).bound
 
 

@@ -132,6 +132,8 @@ def certified_dinov2(seed: int, name: str = "vit_large_patch14_dinov2.lvd142m") 
     features, test = embed(x), embed(x_test)
     half = len(test) // 2
     head = LogisticRegression(C=1.0, max_iter=300)
-    c = certify_features(features, y.numpy(), head=head, unlabeled=test[:half], seed=seed, device="cuda")
+    c = certify_features(
+        features, y.numpy(), head=head, unlabeled=test[:half], representation="frozen", seed=seed, device="cuda"
+    )
     error = float((head.fit(features, y.numpy()).predict(test[half:]) != y_test[half:].numpy()).mean())
     return terms_row(c, error)

@@ -13,8 +13,8 @@ from sklearn.base import clone, is_classifier
 from sklearn.linear_model import LogisticRegression
 
 from neurips26.knn_certificate import bounds, leave_one_out
-from neurips26.knn_certificate.blocked import IID, certify_arrays, not_constant, random_block
-from neurips26.knn_certificate.certificate import Certificate, Term
+from neurips26.knn_certificate.blocked import certify_arrays, not_constant, random_block
+from neurips26.knn_certificate.certificate import FOLDS, FROZEN, IID, Certificate, Term
 from neurips26.knn_certificate.choices import CHOICES
 from neurips26.knn_certificate.knn import METRICS
 from neurips26.knn_certificate.labels import encode_labels
@@ -22,7 +22,7 @@ from neurips26.knn_certificate.leave_one_out import certify_loo, holdout_of_head
 from neurips26.shared import seeding
 from neurips26.shared.arrays import check_array, check_choice, check_int, check_real
 
-__all__ = ["certify_features", "checked_pool", "row_hashes", "with_notes"]
+__all__ = ["certify_features", "checked_pool", "coarser", "fold_parts", "row_hashes", "with_notes"]
 
 
 def certify_features(
@@ -32,7 +32,7 @@ def certify_features(
     head: Any = None,
     unlabeled: Any = None,
     mode: Literal["auto", "blocked", "folds", "loo"] = "auto",
-    representation: Literal["frozen", "trained"] = "frozen",
+    representation: Literal["frozen", "trained"] | None = None,
     stability: Literal["auto", "unlabeled", "double-deletion", "none"] = "auto",
     k: int | Literal["auto"] = "auto",
     metric: str = CHOICES.metric,
@@ -53,9 +53,10 @@ def certify_features(
         unlabeled: features of a pool that is not part of ``X``; its labels are never asked for.
         mode: ``"blocked"`` (default), ``"folds"`` (mean of the ``folds`` cross-validated heads, shuffled, each at
             ``delta / folds``), or ``"loo"`` (all ``n`` points, leave-one-out; needs ``unlabeled`` to be rigorous).
-        representation: ``"frozen"`` states that ``X`` never saw these labels. ``"trained"`` is refused: a network that
-            memorised random labels has an in-sample leave-one-out error near zero, and a block that the representation
-            was trained on is no block. For trained networks there is :func:`certify` with ``train_fn``.
+        representation: has to be given. ``"frozen"`` states that ``X`` never saw these labels, which no computation can
+            check, and stands among the certificate's assumptions. ``"trained"`` is refused: a network that memorised
+            random labels has an in-sample leave-one-out error near zero, and a block that the representation was trained
+            on is no block. For trained networks there is :func:`certify` with ``train_fn``.
         stability: how the step from the head without the block to the head with all data is paid for; ``"auto"``:
             ``"unlabeled"`` where a pool is given, else ``"none"`` (the bound is for the head without the block).
         k: neighbours, or ``"auto"``.
@@ -69,8 +70,17 @@ def certify_features(
         seed: of all random splits.
         backend: k-NN backend.
         device: torch device of the k-NN search.
+
+    Raises:
+        ValueError: a representation that is not stated to be frozen; a pool or its protocol in mode ``"folds"``, whose bound
+            is for the heads of the folds; NaN, infinite or constant features; ``k`` larger than the memory.
+        TypeError: a head that is no classifier.
     """
     check_choice(mode, "mode", ("auto", "blocked", "folds", "loo"))
+    if representation is None:
+        raise ValueError(
+            "representation: expected 'frozen' (the features never saw these labels) or 'trained' (they did: refused), got None"
+        )
     check_choice(representation, "representation", ("frozen", "trained"))
     check_choice(stability, "stability", ("auto", "unlabeled", "double-deletion", "none"))
     check_real(delta, "delta", minimum=0.0, maximum=1.0, inclusive=False)
@@ -79,6 +89,7 @@ def certify_features(
         check_int(k, "k", minimum=1)
     if head is not None and not is_classifier(head):
         raise TypeError(f"head: expected an unfitted scikit-learn classifier, got {type(head).__name__}")
+    given = X
     X = check_array(X.detach().cpu().float().numpy() if isinstance(X, torch.Tensor) else X, "X", shape=("n", "d"))
     classes, codes = encode_labels(y, "y")
     if codes.size != X.shape[0]:
@@ -89,7 +100,10 @@ def certify_features(
     head = LogisticRegression(max_iter=1000) if head is None else head
     engine = {"backend": backend, "device": device}
     refuse_trained(representation)
-    pool, notes = checked_pool(X, unlabeled)
+    if mode == "folds" and (unlabeled is not None or stability not in ("auto", "none")):
+        name, got = ("unlabeled", "features") if unlabeled is not None else ("stability", repr(stability))
+        raise ValueError(f"{name}: expected none in mode 'folds' (its bound is for the folds' heads), got {got}")
+    pool, notes = checked_pool(given if isinstance(given, torch.Tensor) else X, unlabeled)
     if mode == "loo":
         slack = "rogers-wagner" if slack == "auto" else check_choice(slack, "slack", leave_one_out.SLACKS)
         fitted = clone(head).fit(X, codes)
@@ -131,7 +145,7 @@ def certify_features(
     )
     for row in certificate.details["classes"]:
         row["class"] = classes[row["class"]].item()
-    return with_notes(certificate, notes, n_classes=classes.size)
+    return with_notes(certificate, notes, n_classes=classes.size, frozen=True)
 
 
 def _folds(
@@ -153,12 +167,9 @@ def _folds(
     The pooled count is *not* one binomial: the heads share data, so their errors depend on each other.
     """
     check_int(folds, "folds", minimum=2, maximum=codes.size // 2)
-    order = seeding.rng(seed, "certificate", "folds").permutation(codes.size)
     share = delta / folds
     parts = []
-    for held in np.array_split(order, folds):
-        held = np.sort(held)
-        kept = np.setdiff1d(order, held)
+    for kept, held in fold_parts(codes.size, folds, seed):
         f = clone(head).fit(X[kept], codes[kept]).predict(X[held])
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="only .* certification points")
@@ -188,7 +199,7 @@ def _folds(
         holdout_bound=float(np.mean([p.holdout_bound for p in parts])),
         mode="folds",
         rigorous=True,
-        assumptions=(IID, "the folds were drawn at random"),
+        assumptions=(IID, FOLDS, FROZEN),
         notes=("the limits of single terms pool dependent folds: the bound does not use them",),
         n_train=codes.size - codes.size // folds,
         n_classes=classes.size,
@@ -200,13 +211,20 @@ def _folds(
     )
 
 
-def checked_pool(X: np.ndarray, unlabeled: Any) -> tuple[np.ndarray | None, list[str]]:
+def fold_parts(n: int, folds: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Random folds of ``n`` points: for each the points kept and those held back, sorted."""
+    order = seeding.rng(seed, "certificate", "folds").permutation(n)
+    return [(np.setdiff1d(order, held), np.sort(held)) for held in np.array_split(order, folds)]
+
+
+def checked_pool(X: Any, unlabeled: Any) -> tuple[np.ndarray | None, list[str]]:
     """The pool after checking it, and a note where it shares points with the training data."""
     if unlabeled is None:
         return None, []
+    kind = coarser(X, unlabeled)
     pool = unlabeled.detach().cpu().float().numpy() if isinstance(unlabeled, torch.Tensor) else unlabeled
     pool = check_array(pool, "unlabeled", shape=(None, X.shape[1]))
-    shared = len(row_hashes(X) & row_hashes(pool.astype(X.dtype, copy=False)))
+    shared = len(row_hashes(X, kind) & row_hashes(pool, kind))
     if not shared:
         return pool, []
     note = f"the unlabelled pool shares {shared} points with the training data: stability is not certified"
@@ -214,16 +232,38 @@ def checked_pool(X: np.ndarray, unlabeled: Any) -> tuple[np.ndarray | None, list
     return pool, [note]
 
 
-def row_hashes(x: np.ndarray) -> set[bytes]:
-    """Digests of the rows, to find points that two sets share."""
-    x = np.ascontiguousarray(x)
-    return {hashlib.blake2b(row.tobytes(), digest_size=12).digest() for row in x}
+def coarser(*sets: Any) -> torch.dtype:
+    """The floating type with the fewest digits among arrays or tensors: numbers are equal if they are so in that type."""
+    kinds = []
+    for values in sets:
+        kind = values.dtype if isinstance(values, torch.Tensor) else np.asarray(values).dtype
+        known = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+        kinds.append(known.get(str(kind).removeprefix("torch."), torch.float64))
+    return max(kinds, key=lambda kind: torch.finfo(kind).eps)
 
 
-def with_notes(certificate: Certificate, notes: list[str], n_classes: int | None = None) -> Certificate:
-    """The certificate with further notes; one that says "not certified" takes the flag ``rigorous`` away."""
+def row_hashes(x: Any, kind: torch.dtype = torch.float64) -> set[bytes]:
+    """Digests of the rows as numbers of a type, to find points that two sets share."""
+    rows = torch.as_tensor(x).detach().cpu().to(torch.float64).to(kind)
+    rows = (rows + 0.0).contiguous().view(torch.uint8).numpy()  # no negative zeros
+    return {hashlib.blake2b(row.tobytes(), digest_size=12).digest() for row in rows}
+
+
+def with_notes(
+    certificate: Certificate, notes: list[str], n_classes: int | None = None, *, frozen: bool = False
+) -> Certificate:
+    """The certificate with further notes; one that says "not certified" takes the flag ``rigorous`` away.
+
+    Args:
+        certificate: to change a copy of.
+        notes: to add.
+        n_classes: in place of the certificate's.
+        frozen: add the assumption that the representation never saw the labels.
+    """
+    assumed = certificate.assumptions
     return replace(
         certificate,
+        assumptions=(*assumed, FROZEN) if frozen and FROZEN not in assumed else assumed,
         notes=certificate.notes + tuple(notes),
         rigorous=certificate.rigorous and not any("not certified" in note for note in notes),
         n_classes=certificate.n_classes if n_classes is None else n_classes,

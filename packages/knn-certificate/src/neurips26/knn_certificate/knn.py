@@ -54,6 +54,8 @@ def prepare(features: Any, metric: str, name: str = "features", like: Any = None
     check_choice(metric, "metric", METRICS)
     x = _rows(features, name)
     if metric == "cosine":
+        # By powers of two, exactly: squares of 1e200 are no numbers.
+        x = np.ldexp(x, -np.frexp(np.abs(x).max(axis=1, keepdims=True))[1])
         length = np.linalg.norm(x, axis=1)
         if (length == 0).any():
             raise ValueError(
@@ -63,10 +65,13 @@ def prepare(features: Any, metric: str, name: str = "features", like: Any = None
     if metric == "euclidean":
         return x
     base = x if like is None else _rows(like, name)
+    # Each feature in a unit of its own, near one.
+    unit = -np.frexp(np.abs(base).max(axis=0))[1]
+    x, base = np.ldexp(x, unit), np.ldexp(base, unit)
     centre = base.mean(axis=0)
     if metric == "standardised":
         spread = base.std(axis=0)
-        used = spread > 1e-12 * np.abs(base).max(initial=0.0)
+        used = spread > 1e-12
         return (x[:, used] - centre[used]) / spread[used]
     _, spread, axes = np.linalg.svd((base - centre) / np.sqrt(base.shape[0]), full_matrices=False)
     used = spread > 1e-10 * spread.max(initial=0.0)
@@ -113,6 +118,7 @@ def neighbours(
     check_int(k, "k", minimum=1)
     if k > answering:
         raise ValueError(f"k: expected at most {answering} (the points that may answer), got {k}")
+    memory, queries = _moderate(memory, queries)
     # Differences do not move with the origin, rounding does.
     centre = memory.mean(axis=0)
     base = memory - centre
@@ -123,7 +129,8 @@ def neighbours(
     # float32 has 38 decades: numbers near one stay clear of both ends.
     unit = max(widest, float(length.max(initial=0.0))) or 1.0
     keep = min(k + _MARGIN, answering)
-    points, halves = (base / unit).astype(np.float32), (half / unit**2).astype(np.float32)
+    points, halves = np.empty((n, d), np.float32), (half / unit**2).astype(np.float32)
+    np.divide(base, unit, out=points, casting="same_kind")
     summed = ""
     if loo and backend == "torch" and precision == "float32" and device == "cpu" and triangle.worthwhile(n, keep):
         found = triangle.nearest_others(points, halves, keep)
@@ -132,7 +139,7 @@ def neighbours(
         if precision != "float32":
             find = coarse_first(find, points, halves, device, precision)
         summed = {"torch": "half", "faiss": "both"}.get(backend, "")
-        found = _by_blocks(find, asked / unit, keep, loo)
+        found = _by_blocks(find, asked, unit, keep, loo)
     slack = _slack(length / unit, widest / unit, d, np.float32, summed=summed)
     result = np.empty((asked.shape[0], k), np.int64)
     for at, ids, scores, short in found:
@@ -143,10 +150,19 @@ def neighbours(
     return result
 
 
-def _by_blocks(find: Any, asked: np.ndarray, keep: int, loo: bool) -> Iterator[Found]:
+def _moderate(memory: np.ndarray, queries: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+    """Both in another unit where squares of their numbers leave the range of float64."""
+    largest = max(float(max(x.max(initial=0.0), -x.min(initial=0.0))) for x in (memory, queries) if x is not None)
+    if largest == 0.0 or 1e-100 < largest < 1e100:
+        return memory, queries
+    unit = -int(np.frexp(largest)[1])
+    return np.ldexp(memory, unit), None if queries is None else np.ldexp(queries, unit)
+
+
+def _by_blocks(find: Any, asked: np.ndarray, unit: float, keep: int, loo: bool) -> Iterator[Found]:
     """The candidates of all queries, a block of them at a time."""
     for start in range(0, asked.shape[0], _ROWS):
-        rows = asked[start : start + _ROWS].astype(np.float32)
+        rows = (asked[start : start + _ROWS] / unit).astype(np.float32)
         at = np.arange(start, start + rows.shape[0])
         ids, scores = find(rows, keep, at if loo else None)
         yield Found(at, ids, scores, np.empty(0, np.int64))

@@ -12,8 +12,8 @@ import numpy as np
 from sklearn.base import clone
 
 from neurips26.knn_certificate import bounds
-from neurips26.knn_certificate.blocked import IID, choose_k, random_block
-from neurips26.knn_certificate.certificate import Certificate, Term
+from neurips26.knn_certificate.blocked import choose_k, random_block
+from neurips26.knn_certificate.certificate import FROZEN, HEAD_OF_ALL, IID, Certificate, Term
 from neurips26.knn_certificate.knn import neighbours, prepare, votes
 from neurips26.shared.arrays import check_choice, check_int
 
@@ -92,7 +92,7 @@ def certify_loo(
     total = min(1.0, geometry.upper + disagreement.upper)
     return Certificate(
         bound=total,
-        certified="the head trained on all data",
+        certified=HEAD_OF_ALL,
         geometry=geometry,
         disagreement=disagreement,
         stability=None,
@@ -101,7 +101,7 @@ def certify_loo(
         holdout_bound=bounds.clopper_pearson(int(reference[0].sum()), reference[0].size, delta),
         mode="loo",
         rigorous=pool is not None and slack != "hoeffding-heuristic",
-        assumptions=(IID, "the representation never saw these labels"),
+        assumptions=(IID, FROZEN),
         notes=tuple(notes),
         n_train=codes.size,
         n_classes=n_classes,

@@ -186,11 +186,17 @@ def _full_precision() -> Iterator[None]:
 
 def _numpy_search(small: np.ndarray, half: np.ndarray, device: str) -> Find:
     def find(rows: np.ndarray, keep: int, own: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        scores = rows @ small.T - half
-        if own is not None:
-            scores[np.arange(rows.shape[0]), own] = -np.inf
-        at = np.argpartition(scores, -keep, axis=1)[:, -keep:]
-        return _sorted(at, np.take_along_axis(scores, at, axis=1), keep)
+        parts = []
+        for left in range(0, len(small), _COLUMNS):
+            scores = rows @ small[left : left + _COLUMNS].T - half[left : left + _COLUMNS]
+            if own is not None:
+                mine = np.flatnonzero((own >= left) & (own < left + scores.shape[1]))
+                scores[mine, own[mine] - left] = -np.inf
+            few = min(keep, scores.shape[1])
+            at = np.argpartition(scores, -few, axis=1)[:, -few:]
+            parts.append((at + left, np.take_along_axis(scores, at, axis=1)))
+        at, scores = (np.concatenate(part, axis=1) for part in zip(*parts))
+        return _sorted(at, scores, keep)
 
     return find
 

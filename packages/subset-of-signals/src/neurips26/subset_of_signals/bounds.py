@@ -101,17 +101,21 @@ def lower_bound(n: int, m: int) -> float:
 _WITHIN_ONE = math.erf(math.sqrt(0.5))
 
 
-def effective_signals(residuals: np.ndarray, d: int, signal_scale: float = 1.0) -> tuple[int, float]:
+def effective_signals(
+    residuals: np.ndarray, d: int, signal_scale: float = 1.0, sample_weight: np.ndarray | None = None
+) -> tuple[int, float]:
     """The ``m`` that makes the rate ``sqrt(n d) s / m`` smallest where ``m`` is not known, and that value.
 
     If the ``k`` nearest sources are those within one standard deviation ``s = |r|_(k)``, they stand for ``m = k / 0.683``
     signals of scale ``s``. A scale below ``signal_scale`` earns nothing: near zero ``|r|_(k)`` is proportional to ``k``
     whatever ``m`` is, and the smallest ratio there is chance. ``k`` starts at ``4 d`` because a fit passes through ``d`` of
-    the sources.
+    the sources. ``sample_weight`` says how many times each source is there.
     """
-    size = np.maximum(np.sort(np.abs(residuals)), signal_scale)
-    first = min(4 * d, size.size)
-    m = np.minimum(np.arange(first, size.size + 1) / _WITHIN_ONE, size.size)
-    promised = math.sqrt(size.size * d) * size[first - 1 :] / m
+    order = np.argsort(np.abs(residuals), kind="stable")
+    size = np.maximum(np.abs(residuals)[order], signal_scale)
+    count = np.arange(1.0, size.size + 1) if sample_weight is None else np.cumsum(sample_weight[order])
+    first = min(int(np.searchsorted(count, 4 * d)), size.size - 1)
+    m = np.minimum(count[first:] / _WITHIN_ONE, count[-1])
+    promised = math.sqrt(count[-1] * d) * size[first:] / m
     best = int(promised.argmin())
     return round(float(m[best])), float(promised[best])

@@ -57,15 +57,11 @@ class Fit:
             raise ValueError(f"x: expected columns other than the response, got {self.y}")
         column = {n: table[:, i] for i, n in enumerate(header)}
         model = SubsetOfSignalsRegressor(self.method, signal_scale=self.scale)
-        with warnings.catch_warnings():
-            if self.scale == "auto":
-                # It is the estimate that does not fit, and nobody gave it: what is left to say is said by the others.
-                warnings.filterwarnings("ignore", message="signal_scale: ")
-            model.fit(
-                np.column_stack([_numbers(column[n], n) for n in names]),
-                _numbers(column[self.y], self.y),
-                groups=column[self.groups] if self.groups else None,
-            )
+        model.fit(
+            np.column_stack([_numbers(column[n], n) for n in names]),
+            _numbers(column[self.y], self.y),
+            groups=column[self.groups] if self.groups else None,
+        )
         model.feature_names_in_ = np.array(names, dtype=object)
         if self.json:
             low_high = model.conf_int().tolist()

@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
-from scipy import linalg, stats
+from scipy import stats
 from sklearn.exceptions import ConvergenceWarning
 
 from neurips26.shared import seeding
 from neurips26.shared.arrays import check_array, check_choice, check_int, check_real
 from neurips26.subset_of_signals.bounds import effective_signals
-from neurips26.subset_of_signals.lad import as_design, gram, lad
+from neurips26.subset_of_signals.lad import as_design, gram, lad, sandwich
 
 __all__ = ["bootstrap_covariance", "lad_covariance"]
 
@@ -28,6 +28,7 @@ def lad_covariance(
     signal_scale: float = 1.0,
     tau: float = 0.5,
     method: Literal["powell", "iid"] = "powell",
+    sample_weight: Any = None,
 ) -> Float[np.ndarray, "d d"]:
     """Covariance of a quantile fit, ``tau (1 - tau) H^-1 X'X H^-1`` with ``H = sum_i f_i(0) x_i x_i'``.
 
@@ -39,28 +40,36 @@ def lad_covariance(
         tau: quantile.
         method: ``"powell"`` estimates ``H`` with a Gaussian kernel and allows unequal noise; ``"iid"`` is the textbook's
             one density for all, with Hall & Sheather's bandwidth from the whole spread, kept to show what it misses.
+        sample_weight: how many times a row was taken (``"powell"`` alone).
+
+    Returns:
+        shape ``(d, d)``; zeros where the fit passes through every source, NaN for coefficients that the sources near the fit
+        say nothing about.
     """
     check_choice(method, "method", ("powell", "iid"))
     check_real(signal_scale, "signal_scale", minimum=0.0, inclusive=False)
     r = check_array(residuals, "residuals", shape=("n",), dtype=float)
     X = as_design(X, r.size)
-    d = X.shape[1]
-    second = gram(X)
+    n, d = X.shape
     if method == "iid":
+        if sample_weight is not None:
+            raise ValueError("sample_weight: expected None for method 'iid', got weights")
         z = stats.norm.ppf(tau)
-        width = r.size ** (-1 / 3) * stats.norm.ppf(0.975) ** (2 / 3)
+        width = n ** (-1 / 3) * stats.norm.ppf(0.975) ** (2 / 3)
         width *= (1.5 * stats.norm.pdf(z) ** 2 / (2 * z**2 + 1)) ** (1 / 3)
         high, low = np.quantile(r, [min(tau + width, 0.999), max(tau - width, 0.001)])
         sparsity = max(high - low, np.finfo(float).tiny) / (min(tau + width, 0.999) - max(tau - width, 0.001))
-        return tau * (1 - tau) * sparsity**2 * linalg.pinvh(second)
+        second = gram(X)
+        return tau * (1 - tau) * sparsity**2 * sandwich(second, second)
+    w = np.ones(n) if sample_weight is None else check_array(sample_weight, "sample_weight", shape=(n,), dtype=float)
+    if not r.any():
+        return np.zeros((d, d))
     # Silverman's rule for the number of sources that matter; the fit passes through d points, which say nothing.
-    signals, _ = effective_signals(r, d, signal_scale)
+    signals, _ = effective_signals(r, d, signal_scale, w)
     h = 1.06 * signal_scale * max(signals, 2) ** -0.2
-    free = np.abs(r) > 1e-12 * max(float(np.abs(r).max()), np.finfo(float).tiny)
-    density = np.where(free, stats.norm.pdf(r / h) / h, 0.0)
-    H = gram(X, density) * (r.size / max(int(free.sum()), 1))
-    inverse = linalg.pinvh(H)
-    return tau * (1 - tau) * inverse @ second @ inverse
+    free = np.abs(r) > 1e-12 * float(np.abs(r).max())
+    density = np.where(free, w * stats.norm.pdf(r / h), 0.0) * (w.sum() / max(w[free].sum(), 1.0))
+    return tau * (1 - tau) * h**2 * sandwich(gram(X, density), gram(X, w))
 
 
 def bootstrap_covariance(

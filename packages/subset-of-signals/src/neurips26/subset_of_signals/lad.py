@@ -26,8 +26,8 @@ from neurips26.shared.arrays import check_array, check_int, check_real
 
 __all__ = ["Certificate", "LADResult", "check_loss", "lad", "objective"]
 
-#: Sums of squares of larger numbers overflow.
-_LARGEST = 1e150
+#: Sums of squares of larger numbers overflow, squares of smaller ones vanish.
+_SMALLEST, _LARGEST = 1e-150, 1e150
 #: Rows handled at a time in weighted Gram matrices, so that a million rows need no second copy of X.
 _BLOCK = 1 << 16
 #: From this many rows on a sample is solved first.
@@ -108,6 +108,7 @@ def lad(
     check_int(max_pivots, "max_pivots", minimum=1)
     y = check_array(y, "y", shape=("n",), dtype=float)
     X = as_design(X, y.size)
+    check_size(y, "y")
     d = X.shape[1]
     y_given, X_given, keep = y, X, None
     if sample_weight is not None:
@@ -169,10 +170,20 @@ def as_design(X: Any, n: int | None = None) -> Any:
 
 
 def check_size(values: Any, name: str) -> None:
-    """Refuse numbers whose squares leave the range of float64."""
-    largest = max(float(values.max()), -float(values.min())) if 0 not in values.shape else 0.0
-    if largest > _LARGEST:
-        raise ValueError(f"{name}: expected numbers up to {_LARGEST:g}, got {largest:g}: take another unit")
+    """Refuse numbers whose squares leave the range of float64, a column at a time."""
+    if 0 in values.shape:
+        return
+    high, low = (np.ravel(v.toarray() if sparse.issparse(v) else v) for v in (values.max(axis=0), values.min(axis=0)))
+    size = np.maximum(high, -low)
+    if size.max() > _LARGEST:
+        raise ValueError(f"{name}: expected numbers up to {_LARGEST:g}, got {size.max():g}: take another unit")
+    small = (size > 0) & (size < _SMALLEST)
+    if small.any():
+        where = f" in column {int(small.argmax())}" if values.ndim == 2 else ""
+        raise ValueError(
+            f"{name}: expected zeros or numbers from {_SMALLEST:g} on, got at most {size[small.argmax()]:g}{where}: take "
+            "another unit"
+        )
 
 
 def scale_rows(X: Any, w: np.ndarray) -> Any:
@@ -190,6 +201,20 @@ def gram(X: Any, q: np.ndarray | None = None) -> Float[np.ndarray, "d d"]:
         rows = X[start : start + _BLOCK]
         total += rows.T @ (rows if q is None else rows * q[start : start + _BLOCK, None])
     return total
+
+
+def sandwich(A: Float[np.ndarray, "d d"], B: Float[np.ndarray, "d d"]) -> Float[np.ndarray, "d d"]:
+    """``A^-1 B A^-1`` whatever the units of the columns; NaN for coefficients that ``A`` says nothing about."""
+    known = np.diag(A) > 0
+    scale = np.zeros(len(A))
+    scale[known] = 1 / np.sqrt(np.diag(A)[known])
+    values, vectors = linalg.eigh(A * np.outer(scale, scale))
+    told = values > 1e-13 * max(values[-1], np.finfo(float).tiny)
+    inverse = (vectors[:, told] / values[told]) @ vectors[:, told].T
+    out = (inverse @ (B * np.outer(scale, scale)) @ inverse) * np.outer(scale, scale)
+    unknown = ~known | (np.abs(vectors[:, ~told]) > 1e-6).any(axis=1)
+    out[unknown] = out[:, unknown] = np.nan
+    return out
 
 
 def _reduce(X: Any) -> tuple[np.ndarray, int]:

@@ -30,9 +30,9 @@ from sklearn.exceptions import ConvergenceWarning
 from neurips26.shared.arrays import check_array, check_int, check_real
 from neurips26.subset_of_signals import robust
 from neurips26.subset_of_signals.choices import CHOICES
-from neurips26.subset_of_signals.lad import _factor, _reduce, as_design, gram, lad, scale_rows
+from neurips26.subset_of_signals.lad import _factor, _reduce, as_design, check_size, gram, lad, scale_rows
 
-__all__ = ["NPMLEResult", "npmle", "scale_grid"]
+__all__ = ["NPMLEResult", "best_law", "npmle", "scale_grid"]
 
 #: Groups handled at a time: the posterior is never held as one n x K array.
 _BLOCK = 8_192
@@ -40,6 +40,8 @@ _BLOCK = 8_192
 _TRIAL = 8
 #: The mixing weights are final when no others can add more than this to the log-likelihood.
 _GAP = 1e-3
+#: The same for a law that is only compared with others, and the passes it may take.
+_LAW_GAP, _LAW_PASSES = 0.05, 100
 #: Least mixing weight: a scale stays within reach of a source that comes to need it.
 _LEAST_MIXING = 1e-12
 #: A Newton step of the coefficients is at most this many times the EM step, in every direction.
@@ -60,7 +62,7 @@ class NPMLEResult:
         source_weights: posterior mean precision of each source, ``E[sigma^-2 | data]``.
         signal_probability: posterior probability that a source's scale is at most ``signal_scale``.
         n_signals: estimated number of such sources.
-        covariance: sandwich covariance of ``coef``.
+        covariance: of ``coef``: a sandwich, with groups the inverse of the observed information.
         log_likelihood: its value at the fit.
         one_scale_log_likelihood: the best a single scale does (least squares).
         path: log-likelihood of each accepted iterate of the winning start; never falls.
@@ -246,6 +248,7 @@ def npmle(
     """
     y = check_array(y, "y", shape=("n",), dtype=float)
     X = as_design(X, y.size)
+    check_size(y, "y")
     n = X.shape[0]
     check_real(signal_scale, "signal_scale", minimum=0.0, inclusive=False)
     check_int(max_iter, "max_iter", minimum=1)
@@ -261,6 +264,9 @@ def npmle(
             raise ValueError(
                 f"sample_weight: expected numbers >= 0, not all zero, got a minimum of {sample_weight.min()}"
             )
+    # Numbers near one, by a power of two, so that no digit changes: squares of 1e-140 are no numbers to add.
+    unit = 2.0 ** int(np.frexp(np.abs(y).max())[1])
+    y, signal_scale = y / unit, signal_scale / unit
     problem = _Problem(X, y, groups, sample_weight)
     if problem.rank == 0:
         raise ValueError("X: expected at least one column that is not all zero, got none")
@@ -275,6 +281,7 @@ def npmle(
         scales = np.unique(check_array(scales, "scales", shape=("k",), dtype=float))
         if scales[0] <= 0:
             raise ValueError(f"scales: expected numbers > 0, got {scales[0]}")
+        scales = scales / unit
 
     # A short run from each start, then the best one to the end.
     runs = {
@@ -292,7 +299,23 @@ def npmle(
         warnings.warn(
             f"npmle: not converged after {run.n_iter} passes; the best iterate is returned", ConvergenceWarning, 2
         )
-    return _result(problem, run, scales, signal_scale, winner, n_iter)
+    return _in_units(_result(problem, run, scales, signal_scale, winner, n_iter), unit, problem)
+
+
+def _in_units(result: NPMLEResult, unit: float, problem: _Problem) -> NPMLEResult:
+    """The same fit of responses ``unit`` times as large."""
+    shift = float(problem.copies @ problem.counts) * np.log(unit)
+    return replace(
+        result,
+        coef=result.coef * unit,
+        scales=result.scales * unit,
+        residuals=result.residuals * unit,
+        source_weights=result.source_weights / unit / unit,
+        covariance=result.covariance * unit * unit,
+        log_likelihood=result.log_likelihood - shift,
+        one_scale_log_likelihood=result.one_scale_log_likelihood - shift,
+        path=[value - shift for value in result.path],
+    )
 
 
 def group_codes(groups: Any, n: int) -> np.ndarray:
@@ -425,6 +448,26 @@ def _best_mixing(posterior: _Posterior, mixing: np.ndarray) -> np.ndarray:
     return _floored(best) if best.sum() > 0 else _floored(posterior.mass / total)
 
 
+def best_law(
+    squares: Float[np.ndarray, " n"], copies: Float[np.ndarray, " n"], scales: Float[np.ndarray, " k"]
+) -> float:
+    """Largest log-likelihood of a mixture of ``scales`` for squared residuals, each taken ``copies`` times."""
+    counts, total = np.ones(squares.size), copies.sum()
+    mixing = np.full(scales.size, 1.0 / scales.size)
+    here = _posterior(squares, counts, copies, scales, mixing)
+    for _ in range(_LAW_PASSES):
+        share = here.mass / total
+        if total * (float((share / mixing).max()) - 1.0) <= _LAW_GAP:
+            break
+        step = _best_mixing(here, mixing)
+        ahead = _posterior(squares, counts, copies, scales, step)
+        if ahead.log_likelihood < here.log_likelihood:
+            step = _floored(share)
+            ahead = _posterior(squares, counts, copies, scales, step)
+        mixing, here = step, ahead
+    return float(here.log_likelihood)
+
+
 def _result(
     problem: _Problem, run: _Run, scales: np.ndarray, signal_scale: float, winner: str, n_iter: int
 ) -> NPMLEResult:
@@ -437,7 +480,7 @@ def _result(
     ols = problem.least_squares()
     rows = problem.copies_of_row.sum()
     variance = max(float(problem.copies_of_row @ ols**2) / rows, np.finfo(float).tiny)
-    covariance = _sandwich(problem, r, posterior)
+    covariance = _covariance(problem, r, posterior)
     return NPMLEResult(
         coef=problem.map @ run.coef,
         scales=scales,
@@ -457,30 +500,25 @@ def _result(
     )
 
 
-def _sandwich(problem: _Problem, r: np.ndarray, posterior: _Posterior) -> np.ndarray:
-    """``A^-1 B A^-1``: A the observed information of the coefficients, B the sum of outer products of scores.
+def _covariance(problem: _Problem, r: np.ndarray, posterior: _Posterior) -> np.ndarray:
+    """Of the coefficients, from ``A``, their observed information; the mixing weights are orthogonal to them by symmetry.
 
-    A group's score is ``u_g = E[1/sigma^2] sum_i x_i r_i`` and its information ``E[1/sigma^2] sum_i x_i x_i'`` less
-    ``Var[1/sigma^2] (sum_i x_i r_i)(...)'``. The mixing weights are orthogonal to the coefficients by symmetry.
-
-    A fit draws its own sources in, so their residuals are too small: each is divided by one minus its leverage, which is
-    its residual from the fit without it (HC3, MacKinnon & White 1985). Groups get the usual factor ``G / (G - d)``.
+    Single sources: ``A^-1 B A^-1``, ``B`` the sum of outer products of scores ``E[1/sigma^2] x_i r_i``. A fit draws its own
+    sources in, so their residuals are too small: each is divided by one minus its leverage, which is its residual from the
+    fit without it (HC3, MacKinnon & White 1985). Groups: ``A^-1``, as in feasible generalised least squares, which does not
+    need many groups. No more rows than coefficients say nothing about the noise: NaN.
     """
-    alone = problem.codes is None
     _, A = problem.information(r, posterior)
+    if problem.n <= problem.rank:
+        return np.full(A.shape, np.nan)
     values, vectors = linalg.eigh((A + A.T) / 2)
     # Away from a maximum A may lose a direction; the expected information bounds it from below there.
     values = np.maximum(values, 1e-8 * max(values[-1], 1e-300))
     inverse = (vectors / values) @ vectors.T
-    size = posterior.precision**2 * problem.copies
-    if alone:
-        XA = problem.X @ inverse
-        spread = (
-            problem.X.multiply(XA).sum(axis=1) if sparse.issparse(problem.X) else np.einsum("ij,ij->i", XA, problem.X)
-        )
-        leverage = posterior.precision * np.asarray(spread).ravel()
-        size = size / (1 - np.minimum(leverage, _MOST_LEVERAGE)) ** 2
-    else:
-        units = float(problem.copies.sum())
-        size = size * units / max(units - problem.rank, 1)
+    if problem.codes is not None:
+        return inverse
+    XA = problem.X @ inverse
+    spread = problem.X.multiply(XA).sum(axis=1) if sparse.issparse(problem.X) else np.einsum("ij,ij->i", XA, problem.X)
+    leverage = posterior.precision * np.asarray(spread).ravel()
+    size = posterior.precision**2 * problem.copies / (1 - np.minimum(leverage, _MOST_LEVERAGE)) ** 2
     return inverse @ gram(problem.pulls(r), size) @ inverse

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import sparse, stats
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.metrics import r2_score
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from neurips26.shared.arrays import check_choice, check_int, check_real
 from neurips26.subset_of_signals import bounds, robust
 from neurips26.subset_of_signals.choices import CHOICES
 from neurips26.subset_of_signals.inference import lad_covariance
-from neurips26.subset_of_signals.lad import check_size, gram, lad
+from neurips26.subset_of_signals.lad import LADResult, _reduce, check_size, gram, lad, sandwich
 from neurips26.subset_of_signals.npmle import group_codes, npmle
+from neurips26.subset_of_signals.scale import estimate_scale
 
 __all__ = ["METHODS", "OneScaleWarning", "SubsetOfSignalsRegressor"]
 
@@ -27,15 +32,30 @@ class OneScaleWarning(UserWarning):
     """The noise shows no second scale: ordinary least squares is efficient here."""
 
 
+@dataclass
+class _Rows:
+    """The rows that are fitted: all those of positive weight, with the intercept's column."""
+
+    X: Any
+    y: np.ndarray
+    weight: np.ndarray | None
+    groups: np.ndarray | None
+
+    @functools.cached_property
+    def lad(self) -> LADResult:
+        """Least absolute deviations: a method, and the fit that the scale is read off."""
+        return lad(self.X, self.y, sample_weight=self.weight)
+
+
 class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
     """Linear regression when the sources' noise levels are unknown, unequal and possibly huge for most of them.
 
     Args:
         method: ``"npmle"`` (also ``"auto"``) estimates the law of the scales with the coefficients; ``"lad"`` is least
             absolute deviations with a certificate of optimality and a proved error bound; the others are baselines.
-        signal_scale: standard deviation up to which a source counts as a signal, in the units of ``y``; ``"auto"``
-            reads it off the estimated mixture: the smallest scale with a significant part of the sources, so that the count
-            of signals up to it runs low. A scale that is not that of the data is warned of.
+        signal_scale: standard deviation up to which a source counts as a signal, in the units of ``y``. ``"auto"`` reads
+            it off the residuals of least absolute deviations: the smallest noise scale that the data need, a little above
+            that of the best sources (:mod:`.scale`). A scale given that is not that of the data is warned of.
         n_signals: number of signals, where it is known: used by ``error_bound`` and as the fraction that ``"trimming"``
             keeps. ``None``: estimated.
         fit_intercept: add a column of ones. With noise that is not symmetric the intercept estimates a median (LAD) or
@@ -70,7 +90,7 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
         self,
         method="auto",
         *,
-        signal_scale=1.0,
+        signal_scale="auto",
         n_signals=None,
         fit_intercept=True,
         grid_size=CHOICES.grid_size,
@@ -119,7 +139,8 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
         n, d = X.shape
         p = d + int(self.fit_intercept)
         if self.n_signals is not None:
-            check_int(self.n_signals, "n_signals", minimum=min(p, n), maximum=n)
+            most = n if sample_weight is None else max(n, math.floor(np.sum(sample_weight)))
+            check_int(self.n_signals, "n_signals", minimum=min(p, n), maximum=most)
         if groups is not None and method != "npmle":
             raise ValueError(f"groups: expected None for method {method!r} (only 'npmle' shares scales), got labels")
         weight = None if sample_weight is None else _check_sample_weight(sample_weight, X, dtype=float)
@@ -131,26 +152,31 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
         weight = self._trim(design, weight)
         # A row of weight zero is no row at all: it must not even count for the rank.
         used = slice(None) if weight is None else np.flatnonzero(weight > 0)
-        scale = self._scale(design[used], y[used], None if weight is None else weight[used])
-        self.signal_scale_ = scale
-        coef = getattr(self, f"_fit_{method}")(
+        rows = _Rows(
             design[used],
             y[used],
             None if weight is None else weight[used],
             None if groups is None else groups[used],
-            scale,
         )
+        if self.signal_scale == "auto":
+            scale = estimate_scale(rows.lad.residuals, p, rows.weight)
+        else:
+            scale = float(self.signal_scale)
+        self.signal_scale_ = scale
+        coef = getattr(self, f"_fit_{method}")(rows, scale)
         self.residuals_ = np.asarray(y - design @ coef)
-        self.effective_signals_ = bounds.effective_signals(self.residuals_[used], p, scale)[0]
+        self.effective_signals_ = bounds.effective_signals(self.residuals_[used], p, scale, rows.weight)[0]
         if method != "npmle":
             self.n_signals_ = float(self.effective_signals_)
         if weight is not None:
             self._spread(used, n)
         self.coef_, self.intercept_ = (coef[:-1], float(coef[-1])) if self.fit_intercept else (coef, 0.0)
+        if rows.y.size <= p:  # a fit through every source says nothing about their noise
+            self.covariance_ = np.full((p, p), np.nan)
         self.bse_ = np.sqrt(np.maximum(np.diag(self.covariance_), 0))
         self.weighted_r2_ = self._weighted_r2(y)
         self.method_ = method
-        self.n_samples_ = n
+        self.n_samples_ = n if weight is None else round(float(weight.sum()))
         return self
 
     def _spread(self, used, n):
@@ -163,14 +189,14 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
 
     # One method each; all return the coefficients, the intercept last, and set covariance and weights.
 
-    def _fit_npmle(self, X, y, weight, groups, scale):
+    def _fit_npmle(self, rows, scale):
         result = npmle(
-            X,
-            y,
+            rows.X,
+            rows.y,
             signal_scale=scale,
             grid_size=self.grid_size,
-            groups=groups,
-            sample_weight=weight,
+            groups=rows.groups,
+            sample_weight=rows.weight,
             max_iter=self.max_iter,
             tol=self.tol,
             n_starts=self.n_starts,
@@ -181,11 +207,12 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
         self.n_signals_ = result.n_signals
         self.covariance_ = result.covariance
         self.log_likelihood_ = result.log_likelihood
-        self._warn_of_scale(result, scale, y.size)
+        if self.signal_scale != "auto":
+            self._warn_of_scale(result, scale, rows.y.size)
         self.n_iter_, self.converged_ = result.n_iter, result.converged
         # A second scale costs a weight and a scale: two parameters, 1% point of chi-square.
         gain = 2 * (result.log_likelihood - result.one_scale_log_likelihood)
-        self.one_scale_ = bool(groups is None and gain < stats.chi2.ppf(0.99, 2))
+        self.one_scale_ = bool(rows.groups is None and gain < stats.chi2.ppf(0.99, 2))
         if self.one_scale_:
             warnings.warn(
                 "the noise shows no second scale: ordinary least squares is efficient here",
@@ -210,35 +237,44 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
             stacklevel=4,
         )
 
-    def _fit_lad(self, X, y, weight, groups, scale):
-        result = lad(X, y, sample_weight=weight)
+    def _fit_lad(self, rows, scale):
+        result = rows.lad
         self.certificate_ = result.certificate
         self.n_iter_, self.converged_ = result.n_iter, result.certificate.optimal
-        self.source_weights_ = np.ones(y.size) if weight is None else weight
-        self.covariance_ = lad_covariance(X, result.residuals, signal_scale=scale)
+        self.source_weights_ = np.ones(rows.y.size) if rows.weight is None else rows.weight
+        self.covariance_ = lad_covariance(rows.X, result.residuals, signal_scale=scale, sample_weight=rows.weight)
         return result.coef
 
-    def _fit_truncation(self, X, y, weight, groups, scale):
-        return self._keep(X, y, robust.iterative_truncation(X, y, scale, sample_weight=weight))
+    def _fit_truncation(self, rows, scale):
+        return self._keep(rows, robust.iterative_truncation(rows.X, rows.y, scale, sample_weight=rows.weight))
 
-    def _fit_trimming(self, X, y, weight, groups, scale):
-        fraction = 0.5 if self.n_signals is None else self.n_signals / y.size
+    def _fit_trimming(self, rows, scale):
+        total = rows.y.size if rows.weight is None else float(rows.weight.sum())
+        fraction = 0.5 if self.n_signals is None else min(self.n_signals / total, 1.0)
         seed = 0 if self.random_state is None else self.random_state
-        return self._keep(X, y, robust.iterative_trimming(X, y, fraction, n_starts=10, sample_weight=weight, seed=seed))
+        if not isinstance(seed, (int, np.integer)):
+            seed = int(check_random_state(seed).randint(1 << 31))
+        result = robust.iterative_trimming(
+            rows.X, rows.y, fraction, n_starts=10, sample_weight=rows.weight, seed=int(seed)
+        )
+        return self._keep(rows, result)
 
-    def _fit_tukey(self, X, y, weight, groups, scale):
-        return self._keep(X, y, robust.tukey(X, y, scale, sample_weight=weight, max_iter=self.max_iter))
+    def _fit_tukey(self, rows, scale):
+        result = robust.tukey(rows.X, rows.y, scale, sample_weight=rows.weight, max_iter=self.max_iter)
+        return self._keep(rows, result)
 
-    def _fit_huber(self, X, y, weight, groups, scale):
-        return self._keep(X, y, robust.huber(X, y, scale, sample_weight=weight, max_iter=self.max_iter))
+    def _fit_huber(self, rows, scale):
+        result = robust.huber(rows.X, rows.y, scale, sample_weight=rows.weight, max_iter=self.max_iter)
+        return self._keep(rows, result)
 
-    def _keep(self, X, y, result):
+    def _keep(self, rows, result):
         """Weights and the heteroscedasticity-robust (HC0) covariance of a weighted fit, the weights taken as given."""
         self.source_weights_ = result.weights
         self.n_iter_, self.converged_ = result.n_iter, result.converged
-        r = np.asarray(y - X @ result.coef)
-        inverse = np.linalg.pinv(gram(X, result.weights))
-        self.covariance_ = inverse @ gram(X, (result.weights * r) ** 2) @ inverse
+        r = np.asarray(rows.y - rows.X @ result.coef)
+        # A row taken c times has c scores: of its weight in the fit, c times its own, one factor c stays.
+        squares = (result.weights * r) ** 2 / (1.0 if rows.weight is None else rows.weight)
+        self.covariance_ = sandwich(gram(rows.X, result.weights), gram(rows.X, squares))
         return result.coef
 
     def _design(self, X):
@@ -249,9 +285,11 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
 
     def _trim(self, X, weight):
         """Leave rows of high leverage out, or warn of them."""
-        inverse = np.linalg.pinv(gram(X, weight))
+        used = X if weight is None else X[np.flatnonzero(weight > 0)]
+        Z = X @ _reduce(used)[0]
+        inverse = np.linalg.pinv(gram(Z, weight))
         leverage = np.asarray(
-            (X @ inverse * X if not sparse.issparse(X) else X.multiply(X @ inverse)).sum(axis=1)
+            (Z @ inverse * Z if not sparse.issparse(Z) else Z.multiply(Z @ inverse)).sum(axis=1)
         ).ravel()
         worst = float(leverage.max())
         if self.leverage_trim is not None:
@@ -271,33 +309,6 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
                 stacklevel=3,
             )
         return weight
-
-    def _scale(self, X, y, weight):
-        """The signal scale given, or the smallest one that carries a significant part of the mixture."""
-        if self.signal_scale != "auto":
-            return float(self.signal_scale)
-        n, p = X.shape
-        r = np.sort(np.abs(lad(X, y).residuals))
-        needed = max(p * math.log(max(n, 2)), 5.0)
-        # At least `needed` and at most n signals reach out to r[needed]: their scale is not below 0.8 of it.
-        start = float(r[min(int(needed) + p, r.size - 1)])
-        if start == 0.0:
-            start = float(r.max()) or 1.0
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            fit = npmle(
-                X,
-                y,
-                signal_scale=start,
-                grid_size=self.grid_size,
-                # `start` may be twice the scale looked for.
-                scale_floor=0.3,
-                sample_weight=weight,
-                max_iter=150,
-                n_starts=1,
-            )
-        enough = np.flatnonzero(np.cumsum(fit.mixing) * n >= needed)
-        return float(fit.scales[enough[0]]) if enough.size else start
 
     def _weighted_r2(self, y):
         w = self.source_weights_
@@ -323,21 +334,34 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
         return np.column_stack([centre - half, centre + half])
 
     def error_bound(self, delta: float = 0.05, *, asymptotic: bool = False) -> float:
-        """The bound on ``||Sigma^(1/2)(coef - beta*)||`` of LAD for the number of signals given or estimated.
+        """The bound on ``||Sigma^(1/2)(coef - beta*)||`` of least absolute deviations.
+
+        The theorem is about a Gaussian design without a column of ones and a number of signals that is known, so it is stated
+        for those alone; the asymptotic error also for an intercept and an estimated number.
 
         Args:
             delta: probability with which the certified bound may fail.
             asymptotic: the RMS error for many sources instead of the (conservative) theorem.
+
+        Raises:
+            ValueError: another method's fit; without ``asymptotic`` also an intercept, or no ``n_signals`` given.
         """
         check_is_fitted(self)
+        if self.method_ != "lad":
+            raise ValueError(f"method: expected a fit by 'lad', which the bound is about, got {self.method_!r}")
         p = self._params().size
-        m = int(self.n_signals if self.n_signals is not None else max(round(self.n_signals_), p))
-        value = (
-            bounds.asymptotic_error(self.n_samples_, p, m)
-            if asymptotic
-            else bounds.recovery_error(self.n_samples_, p, m, delta)
-        )
-        return self.signal_scale_ * value
+        if asymptotic:
+            m = int(self.n_signals if self.n_signals is not None else max(round(self.n_signals_), p))
+            return self.signal_scale_ * bounds.asymptotic_error(self.n_samples_, p, m)
+        if self.fit_intercept:
+            raise ValueError(
+                "fit_intercept: expected False for the theorem (a column of ones is not Gaussian), got True"
+            )
+        if self.n_signals is None:
+            raise ValueError(
+                "n_signals: expected the number of signals for the theorem (an estimate is no bound), got None"
+            )
+        return self.signal_scale_ * bounds.recovery_error(self.n_samples_, p, self.n_signals, delta)
 
     def summary(self, alpha: float = 0.05) -> str:
         """A table of coefficients with standard errors and intervals, and what was found about the noise."""
@@ -346,7 +370,7 @@ class SubsetOfSignalsRegressor(RegressorMixin, BaseEstimator):
         names += ["intercept"] * self.fit_intercept
         rows = [f"{'':<14}{'coef':>13}{'std err':>13}{'z':>13}{f'[{alpha / 2:g}':>13}{f'{1 - alpha / 2:g}]':>13}"]
         for name, b, se, (low, high) in zip(names, self._params(), self.bse_, self.conf_int(alpha)):
-            z = b / se if se > 0 else math.inf
+            z = b / se if se != 0 else math.inf
             rows.append(f"{name:<14}{b:>13.5g}{se:>13.4g}{z:>13.4g}{low:>13.5g}{high:>13.5g}")
         rows.append(f"method {self.method_}, {self.n_samples_} sources, signal scale {self.signal_scale_:.4g}")
         rows.append(f"signals: about {self.n_signals_:.0f}; {'converged' if self.converged_ else 'NOT CONVERGED'}")

@@ -222,6 +222,7 @@ def iterative_trimming(
     check_real(fraction, "fraction", minimum=0.0, maximum=1.0)
     check_int(n_starts, "n_starts", minimum=1)
     n, d = X.shape
+    alike = bool((w == w[0]).all())
     keep = max(int(np.ceil(fraction * n)), min(d + 1, n))
     rng = seeding.rng(seed, "trimming")
     nothing = 1e-24 * float(y @ y)
@@ -239,7 +240,12 @@ def iterative_trimming(
         while steps < max_iter:
             steps += 1
             r2 = np.asarray(y - X @ coef) ** 2
-            now = np.sort(np.argpartition(r2, keep - 1)[:keep])
+            if alike:
+                now = np.sort(np.argpartition(r2, keep - 1)[:keep])
+            else:  # rows count as often as they are taken
+                order = np.argsort(r2, kind="stable")
+                enough = int(np.searchsorted(np.cumsum(w[order]), fraction * w.sum()))
+                now = np.sort(order[: max(enough + 1, min(d + 1, n))])
             # Among ties (an exact fit leaves nothing but rounding) the set may change for ever, its sum does not.
             total = float(r2[now].sum())
             settled = (kept.size == now.size and bool((kept == now).all())) or abs(before - total) <= nothing
