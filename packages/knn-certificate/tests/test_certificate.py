@@ -513,6 +513,67 @@ def test_interrupted_certificates_continue(torch_data, tmp_path):
     assert trained == [480, 360, 480, 360]
 
 
+class Texts(Dataset):
+    """Sentences of numbers, as a mapping or as a pair."""
+
+    def __init__(self, X, y, pairs=False):
+        self.texts, self.y, self.pairs = [" ".join(f"{v:.4f}" for v in row) for row in X], y, pairs
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, i):
+        return (self.texts[i], int(self.y[i])) if self.pairs else {"text": self.texts[i], "labels": int(self.y[i])}
+
+
+class OfTexts(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, text):
+        return self.net(torch.tensor([[float(v) for v in t.split()] for t in text]))
+
+
+def fit_texts(subset, seed):
+    torch.manual_seed(seed)
+    model = OfTexts(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4)))
+    items = [subset[i] for i in range(len(subset))]
+    texts, y = ([item[k] for item in items] for k in (("text", "labels") if isinstance(items[0], dict) else (0, 1)))
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(60):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(texts), torch.tensor(y)).backward()
+        optimiser.step()
+    return model
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_batches_of_raw_texts(gaussians, tmp_path, pairs):
+    """Texts are told apart: in a work folder, between pool and training data, and on a second reading."""
+    X, y, pool = gaussians
+    data, unlabeled = Texts(X, y, pairs), Texts(pool, np.zeros(len(pool), int), pairs)
+    model = fit_texts(data, 0)
+
+    def run(pool, **more):
+        loaders = (DataLoader(d, 64) for d in (data, pool))
+        first, second = loaders
+        return certify(model, first, unlabeled_loader=second, train_fn=fit_texts, k=5, **more)
+
+    plain = run(unlabeled)
+    assert plain.rigorous and plain.bound < 0.5
+    assert run(unlabeled, work=tmp_path).to_json() == plain.to_json() == run(unlabeled, work=tmp_path).to_json()
+    with pytest.warns(UserWarning, match="shares 600 points"):
+        assert not run(data).rigorous
+
+
+def test_batches_that_cannot_be_told_apart():
+    data = [{"x": i, "labels": 0} for i in range(8)]
+    loader = DataLoader(data, 4, collate_fn=lambda rows: {"x": object(), "labels": [0] * len(rows)})
+    with pytest.raises(ValueError, match="^loader: expected batches of tensors, arrays or lists .* got object"):
+        extract_features(Net(), loader)
+
+
 def test_work_of_other_data_or_another_function_is_not_used(torch_data, tmp_path):
     data, _ = torch_data
     model, trained = train_net(data, 0), []

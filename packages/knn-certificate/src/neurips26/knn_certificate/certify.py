@@ -35,8 +35,8 @@ from neurips26.knn_certificate.features import (
     digest,
     extract_features,
     in_order,
+    leaves,
     split_batch,
-    tensors_of,
     weights_digest,
 )
 from neurips26.knn_certificate.heads import checked_pool, coarser, with_notes
@@ -260,7 +260,7 @@ def _trained(
     state = hashlib.blake2b(rows.tobytes() + f"{seed} {_name_of(train_fn)}".encode(), digest_size=12)
     for batch in _over(loader, rows):
         inputs, labels = split_batch(batch)
-        state.update(digest(tensors_of(inputs)).encode())
+        state.update(digest(leaves(inputs)).encode())
         state.update(np.asarray(labels.cpu() if isinstance(labels, torch.Tensor) else labels).tobytes())
     kept = work / f"{weights_digest(model)}-{state.hexdigest()}.pt"
     if kept.exists():
@@ -305,14 +305,15 @@ def _same_weights(a: nn.Module, b: nn.Module) -> bool:
 
 def _shared_inputs(*loaders: DataLoader) -> set[str]:
     """Digests of the inputs that both loaders have, all tensors of a point together, in the coarser of their types."""
-    firsts = [tensors_of(split_batch(next(iter(in_order(loader))))[0]) for loader in loaders]
-    kinds = [coarser(*tensors) for tensors in zip(*firsts)]
+    firsts = [leaves(split_batch(next(iter(in_order(loader))))[0]) for loader in loaders]
+    kinds = [coarser(*v) if all(isinstance(x, torch.Tensor) for x in v) else None for v in zip(*firsts)]
 
     def hashes(loader: DataLoader) -> set[str]:
         found = set()
         for batch in in_order(loader):
-            tensors = [t.to(torch.float64).to(kind) + 0.0 for t, kind in zip(tensors_of(split_batch(batch)[0]), kinds)]
-            found |= {digest(point) for point in zip(*tensors)}
+            parts = zip(leaves(split_batch(batch)[0]), kinds)
+            columns = [v if kind is None else v.to(torch.float64).to(kind) + 0.0 for v, kind in parts]
+            found |= {digest(point) for point in zip(*columns)}
         return found
 
     return set.intersection(*map(hashes, loaders))

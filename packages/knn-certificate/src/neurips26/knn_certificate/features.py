@@ -23,8 +23,8 @@ __all__ = [
     "extract_features",
     "find_layer",
     "in_order",
+    "leaves",
     "split_batch",
-    "tensors_of",
     "weights_digest",
 ]
 
@@ -68,7 +68,10 @@ def split_batch(batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, (tuple, list)):
         if len(batch) == 1:
             return batch[0], None
-        return batch[0] if len(batch) == 2 else tuple(batch[:-1]), batch[-1]
+        if len(batch) > 2:
+            return tuple(batch[:-1]), batch[-1]
+        texts = isinstance(batch[0], tuple) and all(isinstance(v, str) for v in batch[0])
+        return list(batch[0]) if texts else batch[0], batch[-1]
     return batch, None
 
 
@@ -95,17 +98,29 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def tensors_of(inputs: Any) -> list[torch.Tensor]:
-    """The tensors among a batch's inputs."""
-    parts = inputs.values() if isinstance(inputs, dict) else inputs if isinstance(inputs, (tuple, list)) else [inputs]
-    return [v for v in parts if isinstance(v, torch.Tensor)]
+def leaves(inputs: Any) -> list[Any]:
+    """What a batch's inputs are made of: tensors, arrays, and lists with one entry a point (texts, say).
+
+    Raises:
+        ValueError: inputs of another kind: points could not be told apart.
+    """
+    parts = inputs.values() if isinstance(inputs, dict) else inputs if isinstance(inputs, tuple) else [inputs]
+    found = [v for v in parts if v is not None]
+    wrong = next((v for v in found if not isinstance(v, (torch.Tensor, np.ndarray, list, tuple))), None)
+    if wrong is not None or not found:
+        got = "nothing" if wrong is None else type(wrong).__name__
+        raise ValueError(f"loader: expected batches of tensors, arrays or lists with one entry a point, got {got}")
+    return found
 
 
-def digest(tensors: Iterable[torch.Tensor]) -> str:
-    """Digest of the tensors' bytes."""
+def digest(values: Iterable[Any]) -> str:
+    """Digest of tensors' bytes, and of whatever else there is by its text."""
     state = hashlib.blake2b(digest_size=12)
-    for t in tensors:
-        state.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    for v in values:
+        if isinstance(v, torch.Tensor):
+            state.update(v.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        else:
+            state.update((v.tobytes() if isinstance(v, np.ndarray) else repr(v).encode()) + b"\0")
     return state.hexdigest()
 
 
@@ -118,10 +133,10 @@ def _run(model: nn.Module, inputs: Any, device: str) -> torch.Tensor:
     """Logits of a batch: inputs as one tensor, by position or by name; outputs bare, named or first of a tuple."""
     if isinstance(inputs, dict):
         out = model(**{k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()})
-    elif isinstance(inputs, (tuple, list)):
+    elif isinstance(inputs, tuple):
         out = model(*(v.to(device) if isinstance(v, torch.Tensor) else v for v in inputs))
     else:
-        out = model(inputs.to(device))
+        out = model(inputs.to(device) if isinstance(inputs, torch.Tensor) else inputs)
     out = out.logits if hasattr(out, "logits") else out[0] if isinstance(out, tuple) else out
     if not isinstance(out, torch.Tensor) or out.ndim != 2 or out.shape[1] < 2:
         shape = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
@@ -168,7 +183,7 @@ def extract_features(
     if len(ordered.dataset) == 0:  # type: ignore[arg-type]
         raise ValueError("loader: expected at least one point, got an empty data set")
     first, second = (split_batch(next(iter(ordered)))[0] for _ in range(2))
-    if digest(tensors_of(first)) != digest(tensors_of(second)):
+    if digest(leaves(first)) != digest(leaves(second)):
         raise ValueError(
             "loader: expected the same inputs on a second reading, got others: switch random augmentation off, features could "
             "not be matched with labels"
@@ -183,7 +198,7 @@ def extract_features(
         with evaluating(model), torch.inference_mode():
             for number, batch in enumerate(progress.track(ordered, "features", len(ordered))):
                 inputs, y = split_batch(batch)
-                stored = None if folder is None else folder / f"{number:06d}-{digest(tensors_of(inputs))}.npz"
+                stored = None if folder is None else folder / f"{number:06d}-{digest(leaves(inputs))}.npz"
                 if stored is not None and stored.exists():
                     with np.load(stored) as kept:
                         features.append(kept["features"])

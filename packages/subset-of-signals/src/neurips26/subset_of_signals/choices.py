@@ -15,9 +15,10 @@ class Choices:
     its number of points; the tune record holds a run over both.
 
     Attributes:
-        scale_floor: smallest scale of the mixture as a multiple of ``signal_scale``. Alternatives: 0.03, 0.1, 0.3. Without
+        scale_floor: smallest scale of the mixture as a multiple of ``signal_scale``. Alternatives: 0.1, 0.3, 0.9. Without
             a floor the likelihood is unbounded: a fit through ``d`` sources can give them scale zero; with 0.1 a few
-            sources near the fit still win so much weight that 95% intervals cover 89% at n = 600. Chosen on tuning draws.
+            sources near the fit still win so much weight that 95% intervals cover 89% at n = 600. Chosen on tuning draws;
+            nearer to one it leaves no room for a scale that is told, or read off, too high.
         grid_size: scales of the mixture, log-spaced. Alternatives: 10, 20, 80.
         truncation_start: quantile of ``|r|`` at which the truncated average starts its window.
         truncation_shrink: factor between windows. Alternatives: 0.5 (faster, may skip the good window), 0.9.

@@ -244,6 +244,7 @@ class Phase:
                 "m": m,
                 "asymptotic_error": bounds.asymptotic_error(self.n, self.d, m),
                 "certified_error": bounds.recovery_error(self.n, self.d, m),
+                "order_of_the_lower_bound": bounds.lower_bound(self.n, m),
             }
             for m in ms
         ]
@@ -254,7 +255,8 @@ class Phase:
             print(f"threshold sqrt(n d) = {bounds.threshold(self.n, self.d):.0f} of {self.n} sources")
             for r in rows:
                 print(
-                    f"  m {r['m']:>8}: expected {r['asymptotic_error']:.3f}, certified at 95% {r['certified_error']:.3f}"
+                    f"  m {r['m']:>8}: expected {r['asymptotic_error']:.3f}, certified at 95% {r['certified_error']:.3f}, "
+                    f"no method below the order of {r['order_of_the_lower_bound']:.3f} (d = 1)"
                 )
         return 0
 
