@@ -298,7 +298,7 @@ def against_constant_fraction(ctx: Context) -> Measurement:
         "closes where they are near."
     )
     # Judged on fresh seeds: the first hundred have been looked at.
-    seeds = ctx.seeds(130)[100:]
+    seeds = ctx.seeds(120)[100:]
     return _against_previous(
         ctx, "lad", conditions, CONSTANT_FRACTION, _BEST_CONSTANT_FRACTION, reason, "-16000", seeds
     )
@@ -315,7 +315,7 @@ def _against_previous(
     seeds: Sequence[int] | None = None,
 ) -> Measurement:
     # Judged on fresh seeds: the first eight have been looked at.
-    seeds = list(seeds or (ctx.seeds(5) if ctx.tier == "quick" else ctx.seeds(38)[8:]))
+    seeds = list(seeds or (ctx.seeds(5) if ctx.tier == "quick" else ctx.seeds(28)[8:]))
     ctx.note(_LAWS)
     ctx.note(
         f"a value is the geometric mean over {'; '.join(c['condition'] for c in conditions)} in one of {len(seeds)} seeds"
