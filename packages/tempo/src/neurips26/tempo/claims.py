@@ -90,8 +90,8 @@ def _size(ctx: Context) -> dict[str, int]:
     many short ones give a robot under a severe shift the updates that one long one would not."""
     return {
         "quick": {"robots": 5, "ticks": 125, "episodes": 1},
-        "tune": {"robots": 8, "ticks": 200, "episodes": 3},
-        "cpu": {"robots": 16, "ticks": 200, "episodes": 5},
+        "tune": {"robots": 8, "ticks": 200, "episodes": 2},
+        "cpu": {"robots": 16, "ticks": 200, "episodes": 4},
     }.get(ctx.tier, {"robots": 64, "ticks": 1000, "episodes": 4})
 
 
