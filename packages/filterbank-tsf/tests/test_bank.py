@@ -76,7 +76,7 @@ def test_rank_law_and_cost_law(setting):
     assert torch.allclose(bank.linear_map().double(), torch.from_numpy(weight), atol=1e-4)
 
 
-def test_costs_of_the_dossier():
+def test_costs_by_hand():
     def macs(horizon, k, p, r):
         return FilterBank(504, horizon, k, p, rank=r).macs()
 
@@ -300,6 +300,16 @@ def test_bfloat16_and_compile(stats):
     low = bank.to(torch.bfloat16)(x.bfloat16()).float()
     bank.float()
     assert (low - bank(x)).abs().max() < 0.1
+
+
+def test_half_precision_takes_the_level_off_first(stats):
+    bank = fit_bank(stats, 4, 24, rank=8)
+    x = torch.randn(64, bank.lookback, generator=torch.Generator().manual_seed(0))
+    expected = bank(x + 10.0) - 10.0
+    assert (bank(x + 100.0) - 100.0 - (expected)).abs().max() < 1e-3  # float32, folded
+    half = bank.bfloat16()((x + 10.0).bfloat16()).float() - 10.0
+    rounded = (x + 10.0).bfloat16().float()
+    assert (half - (bank.float()(rounded) - 10.0)).abs().max() < 0.1
 
 
 @pytest.mark.slow

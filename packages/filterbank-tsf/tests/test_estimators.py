@@ -9,6 +9,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import estimator_checks
 
+from neurips26.filterbank_tsf.bank import fit_bank
 from neurips26.filterbank_tsf.estimators import (
     AutoFilterBank,
     DeepFilterBankForecaster,
@@ -402,6 +403,64 @@ def test_score_with_gaps(z):
         ReducedRankForecaster(48, 24, missing="mask").fit(np.where(np.arange(600)[:, None] > 450, np.nan, z))
     with pytest.raises(ValueError, match="y has 29 windows, too few for 5 blocks with H = 24 between"):
         ReducedRankForecaster(48, 24, rank="one_se").fit(z[:100], z[100:])
+
+
+@pytest.mark.parametrize("kind", ["deep", "adam"])
+def test_the_start_of_training_has_not_seen_the_validation_rows(kind):
+    """On noise an error below the variance of the held-out fifth would mean that the start had seen it."""
+    noise = np.random.default_rng(7).normal(size=600)
+    if kind == "deep":
+        model = DeepFilterBankForecaster(120, 24, n_filters=24, rank=24, alpha=1e-3, epochs=1).fit(noise)
+        scaled = (noise - model.mean_) / model.std_
+        stats = [WindowStats.from_series(scaled[a:b], 120, 24).normalised("mean") for a, b in ((0, 480), (360, 600))]
+        bank = fit_bank(stats[0], 24, model.model_.blocks[0].bank.kernel_size, rank=24, alpha=1e-3)
+        assert model.history_[0] == pytest.approx(stats[1].mse(bank.double_map().numpy()), rel=1e-4)
+        assert model.history_[0] > scaled[480:].var()
+    z, later = noise[:500], noise[500:]
+    make = {
+        "deep": lambda: DeepFilterBankForecaster(48, 24, epochs=2),
+        "adam": lambda: FilterBankForecaster(48, 24, solver="adam", alpha=1e-3, epochs=4),
+    }[kind]
+    # Validation rows given by hand decide when training stops; on nonsense the start is kept.
+    fitted, nonsense = make().fit(z, later), make().fit(z, 1e6 * (np.arange(100) % 2))
+    start = fit_bank(
+        WindowStats.from_series((z - z.mean()) / z.std(), 48, 24).normalised("mean"), 4, nonsense.kernel_size_, rank=8, alpha=1e-3
+    ).double_map() if kind == "adam" else None  # fmt: skip
+    if start is not None:
+        assert np.allclose(fitted.coef_, start, atol=0.2) and not np.array_equal(fitted.coef_, nonsense.coef_)
+    else:
+        assert fitted.history_[0] < 5 < 1e6 < nonsense.history_[0]
+
+
+def test_training_without_a_level_is_refused(z):
+    for model in (
+        DeepFilterBankForecaster(48, 24, norm="none"),
+        FilterBankForecaster(48, 24, norm="none", solver="adam"),
+    ):
+        with pytest.raises(ValueError, match="norm must be 'mean' or 'last' where a network is trained"):
+            model.fit(z)
+
+
+@pytest.mark.parametrize("unit", [1e-300, 1e-200, 1e155, 1e300])
+def test_units_do_not_matter(unit, z):
+    model = ReducedRankForecaster(48, 24, rank=4, alpha=0.1)
+    plain = model.fit(z).predict(z)
+    assert np.allclose(clone(model).fit(z * unit).predict(z * unit) / unit, plain, rtol=1e-9, atol=1e-9)
+
+
+def test_time_stamps_as_text_and_rows_in_reverse(z):
+    model = ReducedRankForecaster(48, 24, rank=4, alpha=0.1)
+    stamps = pd.date_range("2024-01-01", periods=600, freq="h")
+    long = pd.DataFrame({"unique_id": "a", "ds": stamps, "y": z[:, 0]})
+    text = long.assign(ds=stamps.astype(str))
+    expected, got = model.fit(long).predict(long), model.fit(text).predict(text)
+    assert np.allclose(got["y"], expected["y"]) and got["ds"].tolist() == expected["ds"].tolist()
+    with pytest.raises(ValueError, match="y: series 'a': time stamps go back at row 1"):
+        model.fit(text[::-1])
+    with pytest.raises(ValueError, match="y: ds of series 'a' does not hold time stamps"):
+        model.fit(text.assign(ds="soon"))
+    with pytest.raises(ValueError, match="y: the index goes back from 599 to 0"):
+        model.fit(pd.DataFrame({"a": z[:, 0]})[::-1])
 
 
 def test_gradient_training_goes_on_from_its_checkpoint(z, tmp_path):

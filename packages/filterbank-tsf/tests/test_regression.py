@@ -10,7 +10,9 @@ from neurips26.filterbank_tsf.rank import numerical_rank, rank_curve
 from neurips26.filterbank_tsf.regression import (
     RidgePath,
     direct_weight_reduction,
+    grid_losses,
     kronecker_als,
+    leading_eigen,
     reduced_rank,
     residual_precision,
     ridge,
@@ -160,6 +162,41 @@ def test_shared_core_is_the_best_kronecker_product(noisy):
     assert stats.sse(np.kron(*terms[0])) <= best * (1 + 1e-9)
     with pytest.raises(ValueError, match="period=5 must divide"):
         shared_core(stats, 5)
+
+
+@pytest.mark.parametrize(("size", "rank"), [(60, 10), (200, 12), (200, 150), (30, 30)])
+def test_leading_eigenvectors_equal_those_of_the_whole_decomposition(size, rank):
+    rng = np.random.default_rng(size)
+    x = rng.normal(size=(2 * size, size)) * np.exp(-np.arange(size) / 20)
+    values, vectors = np.linalg.eigh(x.T @ x)
+    mu, found = leading_eigen(x.T @ x, rank)
+    assert np.allclose(mu, values[::-1][:rank], rtol=1e-9, atol=1e-12 * values[-1])
+    assert np.allclose(found.T @ found, np.eye(rank), atol=1e-10)
+    assert np.allclose(np.abs((found * vectors[:, ::-1][:, :rank]).sum(0))[:8], 1.0)
+    assert (found[np.abs(found).argmax(0), np.arange(rank)] > 0).all()
+    for degenerate in (np.eye(size), np.zeros((size, size)), np.diag([2.0, 1.0, *[0.0] * (size - 2)])):
+        mu, found = leading_eigen(degenerate, rank)
+        assert np.allclose(found.T @ found, np.eye(rank), atol=1e-10) and np.allclose(degenerate @ found, found * mu)
+
+
+@pytest.mark.parametrize(("lookback", "horizon"), [(12, 40), (40, 12), (30, 30)])
+def test_grid_losses_equal_the_slow_path(lookback, horizon):
+    """Fits by solving the normal equations and the decomposition of the fitted values; losses by the plain formula."""
+    z = np.random.default_rng(5).normal(size=(500, 2)).cumsum(0)
+    train, held = (
+        WindowStats.from_series(z[a:b], lookback, horizon).normalised("mean") for a, b in ((0, 350), (350, 500))
+    )
+    alphas, ranks = (1e-4, 1e-2, 1.0), (1, 3, 8, 12)
+    for alpha, (_, fit, [(by_rank, full)]) in zip(alphas, grid_losses(RidgePath(train), [held], alphas, ranks)):
+        penalised = train.gram + alpha * np.trace(train.gram) / lookback * np.eye(lookback)
+        weight = np.linalg.solve(penalised, train.cross)
+        assert full == pytest.approx(held.mse(weight), rel=1e-9)
+        root = np.linalg.cholesky(penalised).T
+        right = np.linalg.svd(root @ weight)[2]
+        for loss, rank in zip(by_rank, ranks):
+            slow = weight @ right[:rank].T @ right[:rank]
+            assert loss == pytest.approx(held.mse(slow), rel=1e-9)
+            assert np.allclose(fit.truncated(rank).weight, slow, atol=1e-7 * np.abs(weight).max())
 
 
 def test_limits_and_warnings(noisy):

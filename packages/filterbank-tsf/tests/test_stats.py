@@ -66,6 +66,30 @@ def test_merge_is_the_statistics_of_both(z):
         whole.merge(WindowStats.from_series(z, 23, 12))
 
 
+def test_without_undoes_merge(z):
+    both, part = WindowStats.from_series(z, 24, 12), WindowStats.from_series(z[:150], 24, 12)
+    rest = both.without(part)
+    assert rest.count == both.count - part.count
+    assert np.allclose(rest.merge(part).moment, both.moment, rtol=1e-12)
+    w = np.concatenate([np.lib.stride_tricks.sliding_window_view(c, 36)[150 - 36 + 1 :] for c in z.T])
+    assert np.allclose(rest.moment, w.T @ w, rtol=1e-9) and np.allclose(rest.total, w.sum(0))
+    with pytest.raises(ValueError, match="part: statistics of horizon=6 do not go with horizon=12"):
+        both.without(WindowStats.from_series(z, 24, 6))
+
+
+@pytest.mark.parametrize("method", ["displacement", "blocked"])
+def test_a_level_far_above_the_spread_costs_no_digits(z, method):
+    plain = WindowStats.from_series(z, 24, 12, method=method)
+    lifted = WindowStats.from_series(z + np.array([1e6, -3e6, 2e7])[: z.shape[1]], 24, 12, method=method)
+    for norm in ("mean", "last"):
+        expected, got = plain.normalised(norm).moment, lifted.normalised(norm).moment
+        assert np.abs(got - expected).max() < 1e-8 * np.abs(expected).max()
+    w = np.concatenate([np.lib.stride_tricks.sliding_window_view(c, 36) for c in (z + 5.0).T])
+    five = WindowStats.from_series(z + 5.0, 24, 12, method=method)
+    assert np.allclose(five.moment, w.T @ w, rtol=1e-12) and np.allclose(five.total, w.sum(0), rtol=1e-12)
+    assert np.allclose(five.shorter(10).merge(five.shorter(10)).moment, 2 * (w.T @ w)[14:, 14:], rtol=1e-12)
+
+
 def test_shorter_lookback_keeps_the_windows(z):
     long = WindowStats.from_series(z, 24, 12)
     short = long.shorter(10)

@@ -149,7 +149,7 @@ def test_closed_form_of_sparsetsf_without_its_convolution(series):
 
 def test_fits_passes_a_low_frequency_through_its_spectrum():
     model = FITS(48, 48, period=24, harmonics=2)
-    assert model.bins == 14 and model.outputs == 28
+    assert model.bins == 16 and model.outputs == 32
     with torch.no_grad():  # bin k of the look-back is bin 2k of the doubled window
         model.linear.weight.zero_()
         model.linear.bias.zero_()

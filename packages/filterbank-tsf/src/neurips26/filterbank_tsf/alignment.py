@@ -69,7 +69,7 @@ def feature_alignment(features: Float[np.ndarray, "n k"], targets: Float[np.ndar
 
 
 def _curve(gram: np.ndarray, cross: np.ndarray, energy: float, count: float) -> AlignmentCurve:
-    values, vectors = sla.eigh(gram, check_finite=False)
+    values, vectors = sla.eigh(gram, driver="evd", check_finite=False)
     values, vectors = values[::-1], vectors[:, ::-1]
     keep = values > 1e-12 * max(values[0], np.finfo(float).tiny)
     power = ((vectors.T @ cross) ** 2).sum(1)

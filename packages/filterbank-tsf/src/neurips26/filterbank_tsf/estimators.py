@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from .bank import fit_bank, polish
-from .forecaster import HOLD_OUT, Forecaster, LinearFamily, check_alpha, check_count
+from .forecaster import Forecaster, LinearFamily, check_alpha, check_count
 from .frames import Panel
 from .linear import LinearForecaster
 from .nn import DeepFilterBank, FilterBank
@@ -103,7 +103,9 @@ class ReducedRankForecaster(LinearFamily):
             alpha = curve.alphas[int(best[curve.ranks.index(rank)])]
         return {"rank": None if self._rank is None else rank, "alpha": alpha, "curve": curve}
 
-    def _solve(self, stats: WindowStats, rows: list[np.ndarray], setting: dict[str, Any]) -> tuple[Any, Any]:
+    def _solve(
+        self, stats: WindowStats, rows: list[np.ndarray], setting: dict[str, Any], ahead: list[np.ndarray] | None
+    ) -> tuple[Any, Any]:
         path, rank, alpha = RidgePath(stats), setting["rank"], setting["alpha"]
         if rank is None:
             weight = path.weight(alpha)
@@ -131,14 +133,15 @@ class FilterBankForecaster(LinearFamily):
         rank: r of the low-rank core; ``None`` does not limit it.
         core: ``"lowrank"``, ``"dense"``, ``"depthwise"`` or ``"shared"``.
         alpha: penalty of the core, or ``"val"``.
-        solver: ``"closed"``, ``"polish"`` or ``"adam"``.
+        solver: ``"closed"``, ``"polish"`` or ``"adam"`` (not with norm ``"none"``: the layer has no bias).
         init: where the filters come from.
         epochs: of ``"adam"``.
         seed: of ``"adam"``.
         checkpoint: file that ``"adam"`` writes after every pass and a killed fit goes on from (``"shared"`` channels).
 
     Attributes:
-        bank_: the fitted layer (a list of one a channel unless channels share it).
+        bank_: the fitted layer (a list of one a channel unless channels share it); with norm ``"none"`` a forecast is its
+            output plus ``intercept_``.
         coef_, intercept_, alpha_: as in :class:`ReducedRankForecaster`.
         kernel_size_: P as used (of the first group).
         macs_, rank_bound_: cost and rank law of the (first) layer.
@@ -192,6 +195,8 @@ class FilterBankForecaster(LinearFamily):
         check_alpha(self.alpha)
         if self.solver not in ("closed", "polish", "adam"):
             raise ValueError(f"solver must be 'closed', 'polish' or 'adam', got {self.solver!r}")
+        if self.solver == "adam":
+            _check_level(self.norm)
         if self.checkpoint is not None and self.channel_mode != "shared":
             raise ValueError(f"checkpoint holds one model: channel_mode must be 'shared', got {self.channel_mode!r}")
 
@@ -230,12 +235,16 @@ class FilterBankForecaster(LinearFamily):
         losses = [val.mse(self._make(stats, setting, path).double_map().numpy()) for setting in tried]
         return tried[int(np.argmin(losses))]
 
-    def _solve(self, stats: WindowStats, rows: list[np.ndarray], setting: dict[str, Any]) -> tuple[Any, Any]:
-        bank = self._make(stats, setting)
+    def _solve(
+        self, stats: WindowStats, rows: list[np.ndarray], setting: dict[str, Any], ahead: list[np.ndarray] | None
+    ) -> tuple[Any, Any]:
+        if self.solver == "adam":
+            config = TrainConfig(epochs=self.epochs, seed=self.seed)
+            bank, _ = _train(self, lambda seen: self._make(seen, setting), rows, ahead, config)
+        else:
+            bank = self._make(stats, setting)
         if self.solver == "polish":
             polish(bank, stats, setting["alpha"])
-        elif self.solver == "adam":
-            _adam(bank, rows, self.lookback, self.horizon, self.epochs, self.seed, checkpoint=self.checkpoint)
         weight = bank.double_map().numpy()
         return LinearForecaster(weight, self.norm, label="filter bank", macs=bank.macs()), bank
 
@@ -258,10 +267,11 @@ class _Network:
 
 
 class DeepFilterBankForecaster(Forecaster):
-    """The deep stack, started at the closed-form bank and trained with early stopping on the newest fifth.
+    """The deep stack, started at the closed-form bank of the older four fifths of the rows, trained on them and stopped
+    early on the newest fifth (or started and trained on ``y`` and stopped on ``val``).
 
     Args:
-        lookback, horizon, norm, missing: as in :class:`ReducedRankForecaster`.
+        lookback, horizon, missing: as in :class:`ReducedRankForecaster`; norm: ``"mean"`` or ``"last"``.
         depth: blocks; hidden: width of the GELU path; n_filters, rank: of the banks.
         alpha: penalty of the closed-form start.
         epochs, lr, seed: of training.
@@ -269,7 +279,8 @@ class DeepFilterBankForecaster(Forecaster):
 
     Attributes:
         model_: the trained :class:`neurips26.filterbank_tsf.nn.DeepFilterBank`.
-        history_: validation error per epoch; entry 0 is the closed form's.
+        history_: error on the validation rows per epoch (neither the start nor the training has seen them); entry 0 is
+            that of the closed-form start.
     """
 
     channel_mode = "shared"
@@ -307,6 +318,7 @@ class DeepFilterBankForecaster(Forecaster):
 
     def _check_settings(self) -> None:
         super()._check_settings()
+        _check_level(self.norm)
         for name in ("depth", "n_filters", "hidden", "rank", "epochs"):
             check_count(getattr(self, name), name)
         check_alpha(self.alpha, "")
@@ -317,45 +329,56 @@ class DeepFilterBankForecaster(Forecaster):
     def _start(self, panel: Panel) -> None:
         self._rank = clip_rank(self.rank, self.lookback, self.horizon)
 
-    def _solve(self, stats: WindowStats, rows: list[np.ndarray], setting: dict[str, Any]) -> tuple[Any, Any]:
+    def _solve(
+        self, stats: WindowStats, rows: list[np.ndarray], setting: dict[str, Any], ahead: list[np.ndarray] | None
+    ) -> tuple[Any, Any]:
         period = int(np.clip(dominant_period(np.nan_to_num(rows[0])[:, None], self.lookback), 4, self.lookback))
-        bank = fit_bank(stats, self.n_filters, min(period, self.lookback), rank=self._rank, alpha=self.alpha)
-        model = DeepFilterBank(
-            self.lookback, self.horizon, bank, self.depth, hidden=self.hidden, period=period, seed=self.seed
-        )
-        history = _adam(
-            model, rows, self.lookback, self.horizon, self.epochs, self.seed, self.lr, checkpoint=self.checkpoint
-        )
+
+        def start(seen: WindowStats) -> DeepFilterBank:
+            bank = fit_bank(seen, self.n_filters, min(period, self.lookback), rank=self._rank, alpha=self.alpha)
+            return DeepFilterBank(
+                self.lookback, self.horizon, bank, self.depth, hidden=self.hidden, period=period, seed=self.seed
+            )
+
+        config = TrainConfig(lr=self.lr, epochs=self.epochs, seed=self.seed)
+        model, history = _train(self, start, rows, ahead, config)
         return _Network(model), (model, history)
 
     def _publish(self) -> None:
         self.model_, self.history_ = self._solved["all"][1]
 
 
-def _adam(
-    model: torch.nn.Module,
+def _check_level(norm: str) -> None:
+    if norm == "none":
+        raise ValueError("norm must be 'mean' or 'last' where a network is trained (it has no bias), got 'none'")
+
+
+def _train(
+    estimator: Forecaster,
+    start: Callable[[WindowStats], Any],
     rows: list[np.ndarray],
-    lookback: int,
-    horizon: int,
-    epochs: int,
-    seed: int,
-    lr: float = 1e-3,
-    checkpoint: str | os.PathLike[str] | None = None,
-) -> list[float]:
-    """Train on all but the newest fifth of the (complete) rows, stopping early on that fifth."""
-    shortest = min(len(r) for r in rows)
-    series = np.stack([r[-shortest:] for r in rows], 1)
-    if not np.isfinite(series).all():
-        raise ValueError("missing='mask' is not possible with gradient training; fill the gaps first")
-    cut = int(shortest * (1 - HOLD_OUT))
-    if cut < lookback + horizon or shortest - cut < horizon:
-        raise ValueError(
-            f"y has {shortest} rows: too few to hold out a fifth with lookback + horizon = {lookback + horizon}"
-        )
-    windows, val = Windows(series[:cut], lookback, horizon), Windows(series[cut - lookback :], lookback, horizon)
+    ahead: list[np.ndarray] | None,
+    config: TrainConfig,
+) -> tuple[Any, list[float]]:
+    """A model that starts at a closed form and is trained, and its validation errors.
+
+    Start and training see ``rows`` and training stops on ``ahead``; without it the newest fifth of ``rows`` is kept from
+    both and training stops there.
+    """
+    seen, held = rows, ahead
+    if held is None:
+        seen, held = estimator._held_out(rows, "stopping the training", "pass val")
+    series = []
+    for part in (seen, held):
+        shortest = min(map(len, part))
+        series.append(np.stack([r[-shortest:] for r in part], 1))
+        if not np.isfinite(series[-1]).all():
+            raise ValueError("missing='mask' is not possible with gradient training; fill the gaps first")
+    windows, val = (Windows(z, estimator.lookback, estimator.horizon) for z in series)
+    model = start(estimator._statistics(seen, "y").normalised(estimator.norm))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return train(model, windows, val, TrainConfig(lr=lr, epochs=epochs, seed=seed), checkpoint).val
+        return model, train(model, windows, val, config, estimator.checkpoint).val  # type: ignore[attr-defined]
 
 
 class AutoFilterBank(FilterBankForecaster):

@@ -24,9 +24,9 @@ from .alignment import alignment_curve, cka, phase_randomised, time_shuffled
 from .bank import fit_bank
 from .nn import DeepFilterBank, FilterBank
 from .peers import make_peer
-from .protocol import LTSFData, load_ltsf
-from .regression import ALPHA_GRID, RANK_GRID, RidgePath
-from .selection import candidates, choose_on_validation, chosen_forecaster, rehearse
+from .protocol import LTSFData, block_errors, load_ltsf, runs_of_windows
+from .regression import RidgePath
+from .selection import candidates, choose_on_validation, chosen_forecaster, chosen_rule, rehearse
 from .stats import WindowStats
 from .tables import bank_forecaster
 from .training import TrainConfig, Windows, score, train
@@ -77,6 +77,9 @@ RECIPES: dict[str, Recipe] = {
 }
 TRAINED: tuple[str, ...] = tuple(RECIPES)
 TUNING_EPOCHS = 2
+# Test windows of a data set are cut into so many runs; the mean log error of a run over all horizons is one unit of an
+# interval. Horizons of one run share their rows; neighbouring runs share little unless H is long.
+TEST_RUNS = 5
 # The deep stack: every fourth training window (neighbours overlap in all but four steps).
 DEEP_STRIDE, DEEP_BATCH = 4, 32
 
@@ -121,17 +124,20 @@ def rank_cell(name: str, horizon: int, lookback: int) -> dict[str, Any]:
     grid = candidates(data, lookback, horizon)
     train_stats = data.stats("train", lookback, horizon).normalised("mean")
     test = data.stats("test", lookback, horizon).normalised("mean")
-    rows = grid.val.argmin(0)
-    low = [grid.low_rank(int(i), r).weight for i, r in zip(rows, grid.ranks)]
-    full = grid.ridge(int(grid.val_full.argmin())).weight
+    rows = grid.losses(by_blocks=False).argmin(0)
+    forecasters = [grid.low_rank(int(i), r) for i, r in zip(rows, grid.ranks)]
+    ridge, twelve = grid.ridge(int(np.argmin(grid.val_full))), grid.ranks.index(min(12, grid.ranks[-1]))
+    low, full = [f.weight for f in forecasters], ridge.weight
+    runs = [block_errors(f, data, lookback, horizon, TEST_RUNS).tolist() for f in (forecasters[twelve], ridge)]
     curve = alignment_curve(train_stats)
     data.forget()
     return {
         "ranks": list(grid.ranks),
         "train": [train_stats.mse(w) for w in low],
-        "val": grid.val.min(0).tolist(),
+        "val": grid.losses(by_blocks=False).min(0).tolist(),
         "test": [test.mse(w) for w in low],
-        "full": {"train": train_stats.mse(full), "val": float(grid.val_full.min()), "test": test.mse(full)},
+        "full": {"train": train_stats.mse(full), "val": float(np.min(grid.val_full)), "test": test.mse(full)},
+        "runs": {"rank 12": runs[0], "full": runs[1]},
         "k95": curve.k_at(0.95),
     }
 
@@ -184,6 +190,7 @@ def pareto_cell(name: str, horizon: int, lookback: int) -> list[dict[str, Any]]:
     grid = candidates(data, lookback, horizon)
     train_stats = data.stats("train", lookback, horizon).normalised("mean")
     val, test = (data.stats(p, lookback, horizon).normalised("mean") for p in ("val", "test"))
+    assert grid.val is not None and grid.val_full is not None
     row = int(grid.val_full.argmin())
     points = [{"kind": "linear (ridge)", "macs": lookback * horizon, "setting": f"alpha {grid.alphas[row]:g}",
                "val": float(grid.val_full.min()), "test": test.mse(grid.ridge(row).weight)}]  # fmt: skip
@@ -205,6 +212,21 @@ def pareto_cell(name: str, horizon: int, lookback: int) -> list[dict[str, Any]]:
         points.append(best)
     data.forget()
     return points
+
+
+def low_rank_errors(name: str, horizon: int) -> dict[str, Any]:
+    """Reduced rank, one look-back, smallest validation error: test error, whole and by run of windows."""
+    data = dataset(name)
+    grids = [candidates(data, n, horizon) for n in data.spec.lookbacks]
+    choice = choose_on_validation(grids)
+    longest = max(data.spec.lookbacks)
+    out = {
+        "mse": choice.forecaster.mse(data.stats("test", longest, horizon)),
+        "runs": block_errors(choice.forecaster, data, longest, horizon, TEST_RUNS).tolist(),
+        "setting": choice.setting,
+    }
+    data.forget()
+    return out
 
 
 def forward_pairs(repeats: int, batch: int = 8192, overlapping: bool = True) -> dict[str, list[float]]:
@@ -301,7 +323,9 @@ def peer_cell(
     if test:
         held = Windows(data.rows("test", lookback), lookback, horizon, data.val_end - lookback)
         mse, mae = score(model, held)
-        out |= {"mse": mse, "mae": mae, "windows": len(held), "macs": model.macs(), "lookback": lookback}
+        runs = [score(model, held, among=run)[0] for run in runs_of_windows(len(held), TEST_RUNS)]
+        out |= {"mse": mse, "mae": mae, "runs": runs, "windows": len(held), "macs": model.macs()}
+        out["lookback"] = lookback
     data.forget()
     return out
 
@@ -332,11 +356,11 @@ def deep_cell(name: str, horizon: int, lookback: int, lr: float, seed: int, epoc
 # -- speed and memory -------------------------------------------------------------------------------------------------
 
 
-def statistics_pairs(repeats: int) -> list[float]:
+def statistics_pairs(repeats: int, channels: int = 7) -> list[float]:
     """CPU time of the displacement recursion relative to blocked float64 accumulation, ETTh1-size, L=512, H=96."""
     from neurips26.shared import bench
 
-    z = np.random.default_rng(0).normal(size=(8640, 7))
+    z = np.random.default_rng(0).normal(size=(8640, channels))
     return list(
         bench.ratio(
             lambda: WindowStats.from_series(z, 512, 96, method="displacement"),
@@ -346,17 +370,17 @@ def statistics_pairs(repeats: int) -> list[float]:
     )
 
 
-def closed_form_seconds(name: str, lookbacks: Sequence[int], chosen_rule: bool = False) -> float:
-    """CPU seconds for the whole closed-form table: all horizons, look-backs, penalties and ranks, selection on validation
-    (or by the rule of the main table), exact test error.
+def closed_form_seconds(name: str, lookbacks: Sequence[int], on_validation: bool = False) -> float:
+    """CPU seconds for the whole closed-form table: all horizons and look-backs, all penalties and ranks that the rule of
+    the main table tries (or, ``on_validation``, the whole grid and the smallest validation error), exact test error.
     """
-    select = (lambda h, g: chosen_forecaster(data, h, g)) if chosen_rule else (lambda h, g: choose_on_validation(g))
-    data = dataset(name)
+    data, judge = dataset(name), on_validation or not chosen_rule().by_blocks
     data.forget()
     started = time.process_time()
     for horizon in data.spec.horizons:
-        grids = [candidates(data, lookback, horizon, ranks=RANK_GRID, alphas=ALPHA_GRID) for lookback in lookbacks]
-        select(horizon, grids).forecaster.mse(data.stats("test", max(lookbacks), horizon))
+        grids = [candidates(data, lookback, horizon, judge=judge) for lookback in lookbacks]
+        choice = choose_on_validation(grids) if on_validation else chosen_forecaster(data, horizon, grids)
+        choice.forecaster.mse(data.stats("test", max(lookbacks), horizon))
     seconds = time.process_time() - started
     data.forget()
     return seconds

@@ -52,8 +52,12 @@ class Forecaster(BaseEstimator):
         """The setting of a group, chosen on validation; ``rows`` are those behind ``stats``."""
         raise NotImplementedError
 
-    def _solve(self, stats: WindowStats, rows: list[np.ndarray], setting: dict[str, Any]) -> tuple[Any, Any]:
-        """A forecaster of scaled rows, and what the attributes show of it."""
+    def _solve(
+        self, stats: WindowStats, rows: list[np.ndarray], setting: dict[str, Any], ahead: list[np.ndarray] | None
+    ) -> tuple[Any, Any]:
+        """A forecaster of scaled rows, and what the attributes show of it; ``ahead`` are validation rows from a look-back
+        before them on, where :meth:`fit` was given any.
+        """
         raise NotImplementedError
 
     def _publish(self) -> None:
@@ -70,8 +74,9 @@ class Forecaster(BaseEstimator):
 
         Args:
             y: ``(T,)``, ``(T, C)``, a wide pandas frame, or a long frame ``unique_id, ds, y`` (pandas, polars).
-            val: rows that follow ``y``, in the same form, on which rank and penalty are chosen. Without it the newest
-                fifth of ``y`` is held out for the choice and the chosen model is fitted on all of ``y``.
+            val: rows that follow ``y``, in the same form, on which rank and penalty are chosen and gradient training is
+                stopped. Without it the newest fifth of ``y`` is held out for that; a chosen closed form is then fitted on
+                all of ``y``, a model trained by gradient steps stays the one that the other four fifths have made.
 
         Raises:
             ValueError, TypeError: naming the argument; see :mod:`neurips26.filterbank_tsf.frames`.
@@ -96,10 +101,11 @@ class Forecaster(BaseEstimator):
             mine = [rows[i] for i in members]
             stats = self._statistics(mine, "y")
             setting = self._fixed()
+            later = None if ahead is None else [ahead[i] for i in members]
             if self._needs_choice():
-                setting = self._choose_setting(stats, mine, None if ahead is None else [ahead[i] for i in members])
+                setting = self._choose_setting(stats, mine, later)
             self._stats[group], self._settings[group] = stats, setting
-            self._solved[group] = self._solve_group(stats, mine, setting)
+            self._solved[group] = self._solve_group(stats, mine, setting, later)
         self.forecasters_ = {group: solved[0] for group, solved in self._solved.items()}
         self._publish()
         return self
@@ -110,25 +116,35 @@ class Forecaster(BaseEstimator):
         if ahead is not None:
             early, late, seen = stats, self._statistics(ahead, "val"), rows
         else:
-            cut = [int(len(r) * (1 - HOLD_OUT)) for r in rows]
-            window = self.lookback + self.horizon
-            if min(cut) < window or min(len(r) - c for r, c in zip(rows, cut)) < self.horizon:
-                raise ValueError(
-                    f"y has {min(map(len, rows))} rows: too few to hold out a fifth for choosing rank and alpha with "
-                    f"lookback + horizon = {window}; give numbers for them or pass val"
-                )
-            seen = [r[:c] for r, c in zip(rows, cut)]
+            seen, held = self._held_out(rows, "choosing rank and alpha", "give numbers for them or pass val")
             early = self._statistics(seen, "y (all but the newest fifth)")
-            late = self._statistics([r[c - self.lookback :] for r, c in zip(rows, cut)], "y (the newest fifth)")
+            late = self._statistics(held, "y (the newest fifth)")
         at = early.total / early.count
         return self._choose(self._prepared(early, at), self._prepared(late, at), seen)
+
+    def _held_out(self, rows: list[np.ndarray], purpose: str, advice: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """All but the newest fifth of each channel, and that fifth from a look-back before it on."""
+        cut = [int(len(r) * (1 - HOLD_OUT)) for r in rows]
+        window = self.lookback + self.horizon
+        if min(cut) < window or min(len(r) - c for r, c in zip(rows, cut)) < self.horizon:
+            raise ValueError(
+                f"y has {min(map(len, rows))} rows: too few to hold out a fifth for {purpose} with "
+                f"lookback + horizon = {window}; {advice}"
+            )
+        return [r[:c] for r, c in zip(rows, cut)], [r[c - self.lookback :] for r, c in zip(rows, cut)]
 
     def _prepared(self, stats: WindowStats, at: np.ndarray) -> WindowStats:
         """Windows without their level; with norm ``"none"`` without the mean window ``at``, which the intercept returns."""
         return stats.centred(at) if self.norm == "none" else stats.normalised(self.norm)
 
-    def _solve_group(self, stats: WindowStats, rows: list[np.ndarray], setting: dict[str, Any]) -> tuple[Any, Any]:
-        solved, shown = self._solve(self._prepared(stats, stats.total / stats.count), rows, setting)
+    def _solve_group(
+        self,
+        stats: WindowStats,
+        rows: list[np.ndarray],
+        setting: dict[str, Any],
+        ahead: list[np.ndarray] | None = None,
+    ) -> tuple[Any, Any]:
+        solved, shown = self._solve(self._prepared(stats, stats.total / stats.count), rows, setting, ahead)
         if self.norm == "none" and isinstance(solved, LinearForecaster):
             solved = replace(solved, bias=intercept(stats, solved.weight))
         return solved, shown

@@ -96,6 +96,10 @@ def _wide(frame: pd.DataFrame, name: str) -> Panel:
         )
     if frame.columns.has_duplicates:
         raise ValueError(f"{name}: duplicate column {frame.columns[frame.columns.duplicated()][0]!r}")
+    if isinstance(frame.index, pd.RangeIndex) and frame.index.step < 0:
+        raise ValueError(
+            f"{name}: the index goes back from {frame.index[0]} to {frame.index[-1]}; sort the rows by time"
+        )
     if isinstance(frame.index, pd.DatetimeIndex):
         _check_times(frame.index, name)
     text = [c for c in frame.columns if frame[c].dtype.kind not in "biuf" and not _numeric(frame[c])]
@@ -121,8 +125,11 @@ def _long(frame: pd.DataFrame, name: str, kind: str) -> Panel:
     series, names, index = [], [], []
     for unique_id, part in frame.groupby("unique_id", sort=False):
         times = pd.Index(part["ds"])
-        if times.dtype == object:
-            times = pd.DatetimeIndex(times)
+        if times.dtype == object or pd.api.types.is_string_dtype(times):
+            try:
+                times = pd.DatetimeIndex(pd.to_datetime(times))
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{name}: ds of series {unique_id!r} does not hold time stamps ({error})") from error
         _check_times(times, f"{name}: series {unique_id!r}")
         series.append(as_series(part["y"].to_numpy(), f"{name}: series {unique_id!r}"))
         names.append(unique_id)

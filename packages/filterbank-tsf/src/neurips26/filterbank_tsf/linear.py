@@ -92,7 +92,7 @@ def least_squares_affine(stats: WindowStats, label: str = "affine OLS") -> Linea
     average is itself linear (Toner and Darlow 2024).
     """
     centred = stats.centred()
-    values, basis = sla.eigh(centred.gram, check_finite=False)
+    values, basis = sla.eigh(centred.gram, driver="evd", check_finite=False)
     keep = values > 1e-13 * max(values[-1], np.finfo(float).tiny)
     weight = basis[:, keep] @ ((basis[:, keep].T @ centred.cross) / values[keep, None])
     return LinearForecaster(weight, "none", intercept(stats, weight), label)

@@ -74,13 +74,13 @@ class RLinear(nn.Module):
 class FITS(nn.Module):
     """Low-pass rfft, one complex linear map to the spectrum of look-back and horizon, irfft (arXiv 2307.03756).
 
-    ``harmonics`` multiples of the period are kept, as in the authors' cut-off rule.
+    ``harmonics`` multiples of the period are kept by the authors' cut-off rule, ``(L // period + 1) harmonics + 10`` bins.
     """
 
     def __init__(self, lookback: int, horizon: int, period: int = 24, harmonics: int = 6):
         super().__init__()
         self.lookback, self.horizon = lookback, horizon
-        self.bins = min(math.ceil((lookback / period) * harmonics) + 10, lookback // 2 + 1)
+        self.bins = min((lookback // period + 1) * harmonics + 10, lookback // 2 + 1)
         total = lookback + horizon
         self.outputs = min(int(self.bins * total / lookback), total // 2 + 1)
         self.linear = nn.Linear(self.bins, self.outputs).to(torch.cfloat)
@@ -271,7 +271,17 @@ class RootPurge(nn.Module):
         return self.linear.weight.numel()
 
 
-PEERS: tuple[str, ...] = ("dlinear", "rlinear", "fits", "sparsetsf", "cyclenet", "timebase", "olinear", "rootpurge")
+PEERS: tuple[str, ...] = (
+    "dlinear",
+    "nlinear",
+    "rlinear",
+    "fits",
+    "sparsetsf",
+    "cyclenet",
+    "timebase",
+    "olinear",
+    "rootpurge",
+)
 
 
 def make_peer(
@@ -288,6 +298,7 @@ def make_peer(
             return OLinear(lookback, horizon, channels, stats.normalised("mean"))
         makers = {
             "dlinear": lambda: DLinear(lookback, horizon),
+            "nlinear": lambda: NLinear(lookback, horizon),
             "rlinear": lambda: RLinear(lookback, horizon),
             "fits": lambda: FITS(lookback, horizon, period),
             "sparsetsf": lambda: SparseTSF(lookback, horizon, period),

@@ -143,8 +143,11 @@ def scaler(
     train: Float[np.ndarray, "t c"], columns: Sequence[object] | None = None
 ) -> tuple[Float[np.ndarray, " c"], Float[np.ndarray, " c"]]:
     """Mean and population deviation per channel; a constant channel gets deviation 1 with a warning that names it."""
-    mean, std = train.mean(0), train.std(0)
-    constant = std <= 1e-12 * np.maximum(np.abs(mean), 1.0)
+    # By a power of two first: exact, and squares of very large or small values stay within what float64 holds.
+    size = np.ldexp(1.0, np.frexp(np.abs(train).max(0))[1] - 1)
+    mean, std = (train / size).mean(0), (train / size).std(0)
+    constant = std <= 1e-12 * np.abs(mean)
+    mean, std = mean * size, std * size
     if constant.any():
         names = range(len(std)) if columns is None else columns
         warnings.warn(
@@ -252,16 +255,19 @@ def evaluate(
     return Score(squared / count, absolute / count, len(rows) - lookback - horizon + 1)
 
 
+def runs_of_windows(count: int, runs: int) -> list[tuple[int, int]]:
+    """Contiguous runs of ``count`` windows, of about one length: first window and the one after the last."""
+    return list(itertools.pairwise(np.linspace(0, count, runs + 1).astype(int).tolist()))
+
+
 def block_errors(
     model: LinearForecaster, data: LTSFData, lookback: int, horizon: int, blocks: int, part: str = "test"
 ) -> Float[np.ndarray, " b"]:
     """MSE on ``blocks`` contiguous runs of windows: paired units for comparing deterministic forecasters."""
     rows = data.rows(part, lookback)
-    count = len(rows) - lookback - horizon + 1
-    edges = np.linspace(0, count, blocks + 1).astype(int).tolist()
     return np.array([
         model.mse(WindowStats.from_series(rows[a : b + lookback + horizon - 1], lookback, horizon))
-        for a, b in itertools.pairwise(edges)
+        for a, b in runs_of_windows(len(rows) - lookback - horizon + 1, blocks)
     ])  # fmt: skip
 
 

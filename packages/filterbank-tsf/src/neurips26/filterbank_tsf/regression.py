@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 import scipy.linalg as sla
 from jaxtyping import Float
+from scipy.linalg import lapack
 
 from .stats import WindowStats
 
@@ -22,6 +23,11 @@ ALPHA_GRID: tuple[float, ...] = tuple(float(f"{10.0**e:.6g}") for e in np.arange
 RANK_GRID: tuple[int, ...] = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 # Eigenvalues of G below this share of the largest count as zero when there is no penalty.
 RCOND = 1e-12
+# Eigenvectors of ``Z^T Z`` are taken from ``Z Z^T``, where that is smaller, unless an eigenvalue is below this share of the
+# largest: the step to the other side then loses digits.
+SMALL_SIDE = 1e-8
+# Where at most one eigenvector in so many is wanted, all others are not computed.
+FEW = 3
 
 
 @dataclass(frozen=True)
@@ -57,13 +63,18 @@ class RidgePath:
     def __init__(self, stats: WindowStats):
         self.stats = stats
         self.tau = float(np.trace(stats.gram)) / stats.lookback
-        values, self.basis = sla.eigh(stats.gram, check_finite=False)
+        values, self.basis = sla.eigh(stats.gram, driver="evd", check_finite=False)
         self.values = np.maximum(values, 0.0)
 
     @cached_property
     def projected(self) -> Float[np.ndarray, "l h"]:
         """``Q^T C``: the cross moments along the eigenvectors of ``G``."""
         return self.basis.T @ self.stats.cross
+
+    @cached_property
+    def outer(self) -> Float[np.ndarray, "l l"]:
+        """``P P^T`` of the projected cross moments ``P``."""
+        return self.projected @ self.projected.T
 
     def shrinkage(self, alpha: float) -> Float[np.ndarray, " l"]:
         """``1 / (g_i + lam tau)``; with ``lam = 0`` and a singular ``G`` the pseudo-inverse, with a warning."""
@@ -98,13 +109,36 @@ class RidgePath:
         rank = clip_rank(rank, self.stats.lookback, self.stats.horizon)
         projected, inverse_root = self.projected, None
         if output_weight is not None:
-            root, inverse_root = _roots(output_weight, self.stats.horizon)
-            projected = projected @ root
-        scaled = np.sqrt(self.shrinkage(alpha))[:, None] * projected
-        mu, vectors = leading_eigen(scaled.T @ scaled, rank)
-        analysis = self.basis @ (self.shrinkage(alpha)[:, None] * (projected @ vectors))
+            gamma_root, inverse_root = _roots(output_weight, self.stats.horizon)
+            projected = projected @ gamma_root
+        root = np.sqrt(self.shrinkage(alpha))[:, None]
+        mu, vectors, coordinates = _leading(root, projected, self.outer if output_weight is None else None, rank)
         synthesis = vectors.T if inverse_root is None else vectors.T @ inverse_root
-        return LowRankFit(analysis, synthesis, mu)
+        return LowRankFit(self.basis @ (root * coordinates), synthesis, mu)
+
+
+def _leading(
+    root: Float[np.ndarray, "l 1"],
+    projected: Float[np.ndarray, "l h"],
+    outer: Float[np.ndarray, "l l"] | None,
+    rank: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """With ``Z = root * projected``: leading eigenvalues and eigenvectors of ``M = Z^T Z``, and ``Z`` times the vectors.
+
+    Where a window has fewer inputs than outputs they come from the smaller ``Z Z^T``, which is ``outer = projected
+    projected^T`` rescaled, so that further penalties cost no product.
+    """
+    if len(projected) < projected.shape[1]:
+        outer = projected @ projected.T if outer is None else outer
+        mu, left = leading_eigen(root * outer * root.T, rank)
+        if mu[-1] > SMALL_SIDE * mu[0]:
+            scale = np.sqrt(mu)
+            right = projected.T @ (root * left / scale)
+            signs = _signs(right)
+            return mu, right * signs, left * (scale * signs)
+    scaled = root * projected
+    mu, vectors = leading_eigen(scaled.T @ scaled, rank)
+    return mu, vectors, scaled @ vectors
 
 
 def ridge(stats: WindowStats, alpha: float) -> Float[np.ndarray, "l h"]:
@@ -195,41 +229,68 @@ def grid_losses(
     full_rank: bool = True,
 ) -> Iterator[tuple[float, LowRankFit, list[tuple[np.ndarray, float]]]]:
     """For every penalty: the largest low-rank fit and, per held-out part, its MSE at every rank and at full rank (NaN
-    without ``full_rank``, which saves the largest product).
+    without ``full_rank``).
 
     The losses of all ranks come from one pass: ``<W_r, C>`` and ``<W_r, G W_r>`` are cumulative sums over the
-    eigenvectors of ``M``.
+    eigenvectors of ``M``. Those of full rank are a quadratic function of the shrinkage ``s``: with
+    ``W_lam = Q diag(s) P``, ``<W_lam, G W_lam> = s^T ((Q^T G Q) * (P P^T)) s``.
     """
-    basis = path.basis
-    rotated = [(basis.T @ part.gram @ basis, basis.T @ part.cross, part) for part in held_out]
-    top = max(ranks)
+    places = np.asarray(ranks) - 1
+    energies = [float(np.trace(part.target)) for part in held_out]
+    if full_rank:
+        linear = [np.einsum("lh,lh->l", path.projected, path.basis.T @ part.cross) for part in held_out]
+        square = [(path.basis.T @ part.gram @ path.basis) * path.outer for part in held_out]
     for alpha in alphas:
-        shrink = path.shrinkage(alpha)[:, None]
-        coefficients = shrink * path.projected
-        scaled = np.sqrt(shrink) * path.projected
-        mu, vectors = leading_eigen(scaled.T @ scaled, top)
-        low = coefficients @ vectors
+        fit = path.reduced_rank(alpha, min(max(ranks), path.stats.lookback, path.stats.horizon))
+        shrink = path.shrinkage(alpha) if full_rank else None
         losses = []
-        for gram, cross, part in rotated:
-            gain = 2.0 * np.einsum("lr,lr->r", low, cross @ vectors) - np.einsum("lr,lr->r", low, gram @ low)
-            full = np.nan
-            if full_rank:
-                full = 2.0 * np.vdot(coefficients, cross) - np.vdot(coefficients, gram @ coefficients)
-            energy, scale = np.trace(part.target), part.count * part.horizon
-            by_rank = (energy - np.cumsum(gain)[np.minimum(np.asarray(ranks), len(gain)) - 1]) / scale
-            losses.append((by_rank, float(energy - full) / scale))
-        yield alpha, LowRankFit(basis @ low, vectors.T, mu), losses
+        for i, part in enumerate(held_out):
+            gain = 2.0 * np.einsum("lr,lr->r", fit.analysis, part.cross @ fit.synthesis.T)
+            gain -= np.einsum("lr,lr->r", fit.analysis, part.gram @ fit.analysis)
+            full = np.nan if shrink is None else 2.0 * linear[i] @ shrink - shrink @ square[i] @ shrink
+            scale = part.count * part.horizon
+            by_rank = (energies[i] - np.cumsum(gain)[np.minimum(places, len(gain) - 1)]) / scale
+            losses.append((by_rank, float(energies[i] - full) / scale))
+        yield alpha, fit, losses
 
 
 def leading_eigen(matrix: Float[np.ndarray, "h h"], rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ``rank`` largest eigenvalues and eigenvectors of a symmetric matrix, largest first, with fixed signs."""
+    """The ``rank`` largest eigenvalues and eigenvectors of a symmetric matrix (its lower triangle is read), largest
+    first, the largest entry of each vector positive.
+    """
     size = len(matrix)
     rank = min(rank, size)
-    matrix = (matrix + matrix.T) / 2
-    values, vectors = sla.eigh(matrix, subset_by_index=(size - rank, size - 1), check_finite=False)
-    values, vectors = values[::-1], vectors[:, ::-1]
-    signs = np.sign(vectors[np.abs(vectors).argmax(0), np.arange(rank)])
-    return np.maximum(values, 0.0), vectors * np.where(signs == 0, 1.0, signs)
+    if rank * FEW < size:
+        values, vectors = _few_eigen(matrix, rank)
+    else:
+        values, vectors = sla.eigh(matrix, driver="evd", check_finite=False)
+    values, vectors = values[::-1][:rank], vectors[:, ::-1][:, :rank]
+    return np.maximum(values, 0.0), vectors * _signs(vectors)
+
+
+def _few_eigen(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """The largest eigenvalues, ascending: tridiagonal form, its eigenvalues by QR, a few vectors by inverse iteration.
+
+    LAPACK's drivers for a subset find the eigenvalues by bisection, which takes several times as long as all of them by
+    QR. Where inverse iteration does not separate a cluster all vectors are computed after all.
+    """
+    size = len(matrix)
+    work = int(lapack.dsytrd_lwork(size, lower=1)[0])
+    reduced, diagonal, off, scales, _ = lapack.dsytrd(matrix, lower=1, lwork=work)
+    values = sla.eigvalsh_tridiagonal(diagonal, off, check_finite=False, lapack_driver="sterf")[-rank:]
+    one_block = np.ones(size, np.int32), np.full(size, size, np.int32)
+    vectors, failed = lapack.dstein(diagonal, off, values, *one_block)
+    if failed or not np.abs(vectors.T @ vectors - np.eye(rank)).max() < 1e-10:  # also where they are not numbers
+        return sla.eigh(matrix, driver="evd", check_finite=False)
+    # The reflectors of dsytrd lie below the diagonal in the form in which dgeqrf leaves its own.
+    reflectors = np.asfortranarray(reduced[1:, :-1])
+    vectors[1:], _, _ = lapack.dormqr("L", "N", reflectors, scales, vectors[1:], 64 * rank)
+    return values, vectors
+
+
+def _signs(vectors: Float[np.ndarray, "h r"]) -> Float[np.ndarray, " r"]:
+    """What makes the largest entry of every column positive."""
+    return np.where(vectors[np.abs(vectors).argmax(0), np.arange(vectors.shape[1])] < 0, -1.0, 1.0)
 
 
 def clip_rank(rank: int | None, lookback: int, horizon: int) -> int:

@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from jaxtyping import Float
 from .linear import LinearForecaster, average
 from .protocol import LTSFData
 from .rank import one_standard_error
-from .regression import ALPHA_GRID, RANK_GRID, RidgePath, grid_losses
+from .regression import ALPHA_GRID, RANK_GRID, LowRankFit, RidgePath, grid_losses
 from .stats import WindowStats
 
 FOLDS = 5
@@ -76,32 +76,43 @@ def chosen_rule() -> Rule:
 
 @dataclass
 class Candidates:
-    """All penalties and ranks of one look-back, with their validation losses.
+    """All penalties and ranks of one look-back, with the losses that they are judged by.
 
     Attributes:
-        lookback, norm: of the forecasters.
+        path: of the fits on the training rows.
         ranks, alphas: the grid.
-        val: ``(alphas, ranks)`` validation MSE; ``val_full`` ``(alphas,)`` that of full-rank ridge.
+        val: ``(alphas, ranks)`` validation MSE; ``val_full`` ``(alphas,)`` that of full-rank ridge (``None`` if not asked
+            for).
         folds: ``(folds, alphas, ranks)`` MSE of fits on the other blocks, where :func:`with_folds` has added them.
     """
 
-    lookback: int
-    norm: str
+    path: RidgePath
     ranks: tuple[int, ...]
     alphas: tuple[float, ...]
-    val: Float[np.ndarray, "a r"]
-    val_full: Float[np.ndarray, " a"]
-    path: RidgePath
-    _factors: list[tuple[np.ndarray, np.ndarray]]
+    val: Float[np.ndarray, "a r"] | None = None
+    val_full: Float[np.ndarray, " a"] | None = None
     folds: Float[np.ndarray, "f a r"] | None = None
+    _fits: dict[int, LowRankFit] = field(default_factory=dict, repr=False)
+
+    @property
+    def lookback(self) -> int:
+        """L."""
+        return self.path.stats.lookback
+
+    @property
+    def norm(self) -> str:
+        """Instance normalisation of the forecasters."""
+        return self.path.stats.norm
 
     def losses(self, by_blocks: bool) -> Float[np.ndarray, "a r"]:
         """What a rule judges penalties and ranks by."""
-        if not by_blocks:
-            return self.val
-        if self.folds is None:
-            raise ValueError("grids: this rule needs losses on blocks, see with_folds")
-        return self.folds.mean(0)
+        if by_blocks:
+            if self.folds is None:
+                raise ValueError("grids: this rule needs losses on blocks, see with_folds")
+            return self.folds.mean(0)
+        if self.val is None:
+            raise ValueError("grids: this rule needs losses on the validation rows, see candidates(judge=True)")
+        return self.val
 
     def one_rank(self, by_blocks: bool) -> int:
         """The place of the best rank on validation, or of the smallest within one standard error over blocks."""
@@ -114,8 +125,10 @@ class Candidates:
 
     def low_rank(self, row: int, rank: int, label: str = "") -> LinearForecaster:
         """The reduced-rank forecaster of a penalty (by its place in the grid) and a rank."""
-        analysis, synthesis = self._factors[row]
-        weight = analysis[:, :rank] @ synthesis[:rank]
+        fit = self._fits.get(row)
+        if fit is None or fit.rank < rank:
+            fit = self._fits[row] = self.path.reduced_rank(self.alphas[row], self.ranks[-1])
+        weight = fit.truncated(rank).weight
         return LinearForecaster(weight, self.norm, label=label, macs=rank * sum(weight.shape))
 
     def ridge(self, row: int, label: str = "ridge") -> LinearForecaster:
@@ -131,10 +144,14 @@ def candidates(
     norm: str = "mean",
     ranks: Sequence[int] = RANK_GRID,
     alphas: Sequence[float] = ALPHA_GRID,
+    judge: bool = True,
 ) -> Candidates:
-    """Fit the whole grid of one look-back on the training rows and score it on the validation rows."""
-    train, val = (data.stats(part, lookback, horizon).normalised(norm) for part in ("train", "val"))
-    return fit_grid(train, [val], ranks, alphas)[0]
+    """The grid of one look-back, fitted on the training rows; with ``judge`` all of it is fitted at once and scored on the
+    validation rows, otherwise what a rule by blocks picks is fitted when it is picked.
+    """
+    parts = ("train", "val") if judge else ("train",)
+    train, *held = (data.stats(part, lookback, horizon).normalised(norm) for part in parts)
+    return fit_grid(train, held, ranks, alphas)[0] if judge else _grid(train, ranks, alphas)
 
 
 def fit_grid(
@@ -144,18 +161,19 @@ def fit_grid(
     alphas: Sequence[float] = ALPHA_GRID,
 ) -> list[Candidates]:
     """Fit the whole grid once and score it on each of several held-out parts."""
-    kept = tuple(r for r in ranks if r <= min(train.lookback, train.horizon))
-    path = RidgePath(train)
-    losses, full, factors = [], [], []
-    for _, fit, values in grid_losses(path, parts, alphas, kept):
+    grid = _grid(train, ranks, alphas)
+    losses, full = [], []
+    for row, (_, fit, values) in enumerate(grid_losses(grid.path, parts, alphas, grid.ranks)):
         losses.append([by_rank for by_rank, _ in values])
         full.append([whole for _, whole in values])
-        factors.append((fit.analysis, fit.synthesis))
+        grid._fits[row] = fit
     by_rank, whole = np.array(losses), np.array(full)
-    return [
-        Candidates(train.lookback, train.norm, kept, tuple(alphas), by_rank[:, i], whole[:, i], path, factors)
-        for i in range(len(parts))
-    ]
+    return [replace(grid, val=by_rank[:, i], val_full=whole[:, i]) for i in range(len(parts))]
+
+
+def _grid(train: WindowStats, ranks: Sequence[int], alphas: Sequence[float]) -> Candidates:
+    kept = tuple(r for r in ranks if r <= min(train.lookback, train.horizon))
+    return Candidates(RidgePath(train), kept, tuple(alphas))
 
 
 @dataclass(frozen=True)
@@ -171,6 +189,8 @@ def choose_on_validation(grids: Sequence[Candidates], full: bool = False) -> Cho
     """The look-back, penalty and rank (or full-rank ridge) with the smallest validation error."""
     best: Choice | None = None
     for grid in grids:
+        if grid.val is None or grid.val_full is None:
+            raise ValueError("grids: losses on the validation rows are needed, see candidates(judge=True)")
         if full:
             row = int(grid.val_full.argmin())
             loss, make = float(grid.val_full[row]), lambda g=grid, i=row: g.ridge(i)
@@ -220,9 +240,14 @@ def apply_rule(grids: Sequence[Candidates], rule: Rule | None = None) -> Choice:
     return Choice(forecaster, setting, float("nan"))
 
 
-def chosen_forecaster(data: LTSFData, horizon: int, grids: Sequence[Candidates]) -> Choice:
-    """What the rule that the rehearsal has decided on makes of the grids."""
-    return apply_rule(with_folds(grids, data, horizon) if chosen_rule().by_blocks else grids)
+def chosen_forecaster(data: LTSFData, horizon: int, grids: Sequence[Candidates] | None = None) -> Choice:
+    """What the rule that the rehearsal has decided on makes of the grids (default: those of all look-backs of the data,
+    with the losses that the rule reads and no others).
+    """
+    rule = chosen_rule()
+    if grids is None:
+        grids = [candidates(data, n, horizon, judge=not rule.by_blocks) for n in data.spec.lookbacks]
+    return apply_rule(with_folds(grids, data, horizon) if rule.by_blocks else grids, rule)
 
 
 def _blocks(data: LTSFData, horizon: int, longest: int) -> list[WindowStats]:
@@ -243,29 +268,31 @@ def _blocks(data: LTSFData, horizon: int, longest: int) -> list[WindowStats]:
     return [WindowStats.from_series(rows[a:b], longest, horizon) for a, b in held]
 
 
-def _without(blocks: Sequence[WindowStats], left_out: Sequence[int]) -> WindowStats:
-    """All blocks but some, as one."""
-    return functools.reduce(WindowStats.merge, [b for i, b in enumerate(blocks) if i not in left_out])
+def _merged(blocks: Sequence[WindowStats]) -> WindowStats:
+    return functools.reduce(WindowStats.merge, blocks)
 
 
 def with_folds(grids: Sequence[Candidates], data: LTSFData, horizon: int) -> list[Candidates]:
     """The grids with their losses on each of ``REHEARSAL_BLOCKS`` blocks of the training and validation rows, fitted on
     the other blocks. Every look-back sees the same windows; no target is on two sides. Only the penalties of the
     rehearsal are tried, the others get infinite losses.
+
+    One pass over the rows serves all: a fit on the other blocks is that on all blocks less one, a shorter look-back is a
+    sub-block of the longest one's moments, one eigendecomposition a fold and look-back serves all penalties and ranks.
     """
     blocks = _blocks(data, horizon, max(g.lookback for g in grids))
-    out = []
-    for grid in grids:
-        tried = [i for i, alpha in enumerate(grid.alphas) if alpha in REHEARSAL_ALPHAS]
-        folds = np.full((len(blocks), len(grid.alphas), len(grid.ranks)), np.inf)
-        for k, block in enumerate(blocks):
-            path = RidgePath(_without(blocks, [k]).shorter(grid.lookback).normalised(grid.norm))
-            held = block.shorter(grid.lookback).normalised(grid.norm)
+    folds = [np.full((len(blocks), len(g.alphas), len(g.ranks)), np.inf) for g in grids]
+    whole = _merged(blocks)
+    for k, block in enumerate(blocks):
+        rest = whole.without(block)
+        for grid, losses in zip(grids, folds):
+            fit, held = (part.shorter(grid.lookback).normalised(grid.norm) for part in (rest, block))
+            tried = [i for i, alpha in enumerate(grid.alphas) if alpha in REHEARSAL_ALPHAS]
             alphas = [grid.alphas[i] for i in tried]
-            for i, (_, _, [(by_rank, _)]) in zip(tried, grid_losses(path, [held], alphas, grid.ranks, full_rank=False)):
-                folds[k, i] = by_rank
-        out.append(replace(grid, folds=folds))
-    return out
+            found = grid_losses(RidgePath(fit), [held], alphas, grid.ranks, full_rank=False)
+            for i, (_, _, [(by_rank, _)]) in zip(tried, found):
+                losses[k, i] = by_rank
+    return [replace(grid, folds=losses) for grid, losses in zip(grids, folds)]
 
 
 def rehearse(data: LTSFData, horizon: int, lookbacks: Sequence[int], norm: str = "mean") -> list[dict[str, object]]:
@@ -282,7 +309,7 @@ def rehearse(data: LTSFData, horizon: int, lookbacks: Sequence[int], norm: str =
     blocks = _blocks(data, horizon, max(lookbacks))
     fits: dict[tuple[int, int], list[Candidates]] = {}  # (judged on, left out beside it): a grid a look-back
     for pair in itertools.combinations(range(len(blocks)), 2):
-        rest = _without(blocks, pair)
+        rest = _merged([b for i, b in enumerate(blocks) if i not in pair])
         for n in lookbacks:
             held = [blocks[i].shorter(n).normalised(norm) for i in pair]
             both = fit_grid(rest.shorter(n).normalised(norm), held, alphas=REHEARSAL_ALPHAS)
@@ -352,10 +379,7 @@ def blocked_cv(
 
     for k, (a, b) in enumerate(itertools.pairwise(edges)):
         near = between(max(0, a - horizon), min(count, b + horizon))
-        rest = replace(
-            whole, moment=whole.moment - near.moment, total=whole.total - near.total, count=whole.count - near.count
-        )
-        held = between(a, b)
+        rest, held = whole.without(near), between(a, b)
         if norm == "none":  # with an intercept
             rest, held = rest.centred(), held.centred(rest.total / rest.count)
         else:

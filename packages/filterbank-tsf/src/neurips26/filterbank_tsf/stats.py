@@ -58,20 +58,23 @@ class WindowStats:
     """Sufficient statistics of all windows ``[x; y]`` of one or many series.
 
     Attributes:
-        moment: ``S = sum w w^T``, ``(L+H, L+H)``, float64.
+        about_mean: ``sum v v^T`` with ``v`` the window less the mean of its channel, ``(L+H, L+H)``, float64.
         total: ``sum w``, ``(L+H,)``; what an intercept needs.
         count: number of windows N (channels counted separately), or the sum of weights.
         lookback: L.
         horizon: H.
         norm: instance normalisation already applied to the windows.
+        lift: ``u`` of ``S = sum w w^T = sum v v^T + u 1^T + 1 u^T``, or ``None`` for zero. Instance normalisation removes both
+            terms exactly, so a level that is far above the spread of a series costs no digits.
     """
 
-    moment: Float[np.ndarray, "d d"]
+    about_mean: Float[np.ndarray, "d d"]
     total: Float[np.ndarray, " d"]
     count: float
     lookback: int
     horizon: int
     norm: str = "none"
+    lift: Float[np.ndarray, " d"] | None = None
 
     # -- building -----------------------------------------------------------------------------------------------------
 
@@ -122,20 +125,31 @@ class WindowStats:
         if method == "displacement" and not plain:
             raise ValueError("method='displacement' needs stride 1, no missing values and loss_space='original'")
         if method == "displacement" or (method == "auto" and plain):
-            moment, total = _displacement(values, length + horizon)
-            count = float((len(values) - length - horizon + 1) * values.shape[1])
-            return cls(moment, total, count, length, horizon)
+            return _displacement(values, length, horizon)
         return _blocked(values, length, horizon, stride, loss_space == "normalised", name)
 
     def merge(self, other: WindowStats) -> WindowStats:
         """Statistics of both sets of windows together; how a fit is distributed or continued."""
+        self._check_alike(other, "other")
+        return replace(
+            self, about_mean=self.about_mean + other.about_mean, total=self.total + other.total,
+            count=self.count + other.count, lift=_sum(self.lift, other.lift),
+        )  # fmt: skip
+
+    def without(self, part: WindowStats) -> WindowStats:
+        """Statistics of the windows that are left when those of ``part`` are taken out; undoes :meth:`merge`."""
+        self._check_alike(part, "part")
+        lift = None if part.lift is None else -part.lift
+        return replace(
+            self, about_mean=self.about_mean - part.about_mean, total=self.total - part.total,
+            count=self.count - part.count, lift=_sum(self.lift, lift),
+        )  # fmt: skip
+
+    def _check_alike(self, other: WindowStats, argument: str) -> None:
         for name in ("lookback", "horizon", "norm"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
-                raise ValueError(f"other: statistics of {name}={theirs!r} cannot be merged with {name}={mine!r}")
-        return replace(
-            self, moment=self.moment + other.moment, total=self.total + other.total, count=self.count + other.count
-        )
+                raise ValueError(f"{argument}: statistics of {name}={theirs!r} do not go with {name}={mine!r}")
 
     def normalised(self, norm: str) -> WindowStats:
         """Statistics of the windows after instance normalisation: ``S' = M S M^T`` with ``M = I - 1 q^T``."""
@@ -146,9 +160,11 @@ class WindowStats:
             return self
         if self.norm != "none":
             raise ValueError(f"norm: these statistics are already normalised by {self.norm!r}")
-        sq = self.moment @ q
-        moment = self.moment - sq[None, :] - sq[:, None] + q @ sq
-        return replace(self, moment=moment, total=self.total - self.total @ q, norm=norm)
+        sq = self.about_mean @ q
+        half = sq - 0.5 * (q @ sq)
+        moment = self.about_mean - half
+        moment -= half[:, None]
+        return replace(self, about_mean=moment, total=self.total - self.total @ q, norm=norm, lift=None)
 
     def centred(self, at: Float[np.ndarray, " d"] | None = None) -> WindowStats:
         """Moments of ``w - at``; by default ``at`` is the mean window, and a fit is the fit with an unpenalised intercept.
@@ -159,7 +175,7 @@ class WindowStats:
             at = self.total / self.count
         shift = np.outer(at, self.total)
         moment = self.moment - shift - shift.T + self.count * np.outer(at, at)
-        return replace(self, moment=moment, total=self.total - self.count * at)
+        return replace(self, about_mean=moment, total=self.total - self.count * at, lift=None)
 
     def shorter(self, lookback: int) -> WindowStats:
         """The same windows seen through a shorter look-back (its newest ``lookback`` values), without a new pass."""
@@ -168,24 +184,34 @@ class WindowStats:
         if self.norm != "none":
             raise ValueError("lookback: shorten before normalising; the instance mean depends on the look-back")
         cut = slice(self.lookback - lookback, None)
-        return replace(self, moment=self.moment[cut, cut], total=self.total[cut], lookback=lookback)
+        lift = None if self.lift is None else self.lift[cut]
+        return replace(self, about_mean=self.about_mean[cut, cut], total=self.total[cut], lookback=lookback, lift=lift)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     @property
+    def moment(self) -> Float[np.ndarray, "d d"]:
+        """``S = sum w w^T``."""
+        return self._block(slice(None), slice(None))
+
+    def _block(self, rows: slice, columns: slice) -> np.ndarray:
+        block = self.about_mean[rows, columns]
+        return block if self.lift is None else block + self.lift[rows, None] + self.lift[columns]
+
+    @property
     def gram(self) -> Float[np.ndarray, "l l"]:
         """``G = X^T X``."""
-        return self.moment[: self.lookback, : self.lookback]
+        return self._block(slice(self.lookback), slice(self.lookback))
 
     @property
     def cross(self) -> Float[np.ndarray, "l h"]:
         """``C = X^T Y``."""
-        return self.moment[: self.lookback, self.lookback :]
+        return self._block(slice(self.lookback), slice(self.lookback, None))
 
     @property
     def target(self) -> Float[np.ndarray, "h h"]:
         """``Y^T Y``."""
-        return self.moment[self.lookback :, self.lookback :]
+        return self._block(slice(self.lookback, None), slice(self.lookback, None))
 
     def sse(self, weight: Float[np.ndarray, "l h"], bias: Float[np.ndarray, " h"] | None = None) -> float:
         """Exact summed squared error of ``y = x W + b`` over all windows."""
@@ -208,8 +234,9 @@ class WindowStats:
         buffer = io.BytesIO()
         np.savez(
             buffer,
-            moment=self.moment,
+            about_mean=self.about_mean,
             total=self.total,
+            lift=np.zeros(0) if self.lift is None else self.lift,
             meta=np.array([self.count, self.lookback, self.horizon, NORMS.index(self.norm)], dtype=np.float64),
             digest=np.frombuffer(self._digest(), dtype=np.uint8),
         )
@@ -229,7 +256,9 @@ class WindowStats:
         try:
             with np.load(path, allow_pickle=False) as file:
                 count, lookback, horizon, norm = file["meta"]
-                stats = cls(file["moment"], file["total"], float(count), int(lookback), int(horizon), NORMS[int(norm)])
+                lift = file["lift"] if file["lift"].size else None
+                sizes = float(count), int(lookback), int(horizon)
+                stats = cls(file["about_mean"], file["total"], *sizes, NORMS[int(norm)], lift)
                 digest = file["digest"].tobytes()
         except FileNotFoundError:
             raise
@@ -241,33 +270,41 @@ class WindowStats:
 
     def _digest(self) -> bytes:
         head = f"{self.count!r}/{self.lookback}/{self.horizon}/{self.norm}".encode()
-        return hashlib.sha256(head + self.moment.tobytes() + self.total.tobytes()).digest()
+        lift = b"" if self.lift is None else self.lift.tobytes()
+        return hashlib.sha256(head + self.about_mean.tobytes() + self.total.tobytes() + lift).digest()
 
 
 # -- accumulation -----------------------------------------------------------------------------------------------------
 
 
-def _displacement(z: Float[np.ndarray, "t c"], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """``S`` and the sum of windows by the displacement recursion."""
-    steps = len(z)
+def _sum(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+    return b if a is None else a if b is None else a + b
+
+
+def _displacement(values: Float[np.ndarray, "t c"], lookback: int, horizon: int) -> WindowStats:
+    """Statistics by the displacement recursion."""
+    level = values.mean(0)
+    z = values - level
+    steps, width = len(z), lookback + horizon
     count = steps - width + 1
-    size = sfft.next_fast_len(steps + count, real=True)
+    size = sfft.next_fast_len(steps, real=True)  # no lag below the width wraps around
     first_row = np.zeros(width)
     for column in z.T:  # one channel at a time: memory stays O(T) for hundreds of channels
         head = sfft.rfft(column[:count], size)
         first_row += sfft.irfft(head.conj() * sfft.rfft(column, size), size)[:width]
     # What enters minus what leaves when both offsets move on by one.
     entering, leaving = z[count:], z[: width - 1]
+    change = np.hstack([entering, -leaving]) @ np.hstack([entering, leaving]).T
     moment = np.empty((width, width))
-    moment[0] = first_row
-    if width > 1:
-        moment[1:, 1:] = entering @ entering.T - leaving @ leaving.T
+    moment[0] = moment[:, 0] = first_row
     for i in range(1, width):
-        moment[i, i:] += moment[i - 1, i - 1 : -1]
-    lower = np.tril_indices(width, -1)
-    moment[lower] = moment.T[lower]
-    sums = np.concatenate([[0.0], np.cumsum(z.sum(1))])
-    return moment, sums[count:] - sums[:width]
+        np.add(moment[i - 1, :-1], change[i - 1], out=moment[i, 1:])
+    sums = np.concatenate([np.zeros((1, z.shape[1])), np.cumsum(z, 0)])
+    totals = sums[count:] - sums[:width]  # of each channel
+    return WindowStats(
+        moment, totals.sum(1) + count * level.sum(), float(count * z.shape[1]), lookback, horizon,
+        lift=totals @ level + 0.5 * count * (level @ level),
+    )  # fmt: skip
 
 
 def window_blocks(
@@ -282,22 +319,27 @@ def window_blocks(
 
 def _blocked(z: np.ndarray, lookback: int, horizon: int, stride: int, weighted: bool, name: str) -> WindowStats:
     width = lookback + horizon
-    moment, total, count = np.zeros((width, width)), np.zeros(width), 0.0
-    for block in window_blocks(z, width, stride):
-        block = block[np.isfinite(block).all(1)]
-        if weighted:
-            past = block[:, :lookback]
-            weight = 1.0 / (past.var(1) + REVIN_EPS)
-            block = (block - past.mean(1, keepdims=True)) * np.sqrt(weight)[:, None]
-            total += np.sqrt(weight) @ block
-            count += float(weight.sum())
-        else:
-            total += block.sum(0)
-            count += len(block)
-        moment += block.T @ block
+    moment, total, lift, count = np.zeros((width, width)), np.zeros(width), np.zeros(width), 0.0
+    for column in z.T:
+        seen = column[np.isfinite(column)]
+        level = seen.mean() if seen.size else 0.0
+        for block in window_blocks(column[:, None] - level, width, stride):
+            block = block[np.isfinite(block).all(1)]
+            weight = np.ones(len(block))
+            if weighted:
+                past = block[:, :lookback]
+                weight = 1.0 / (past.var(1) + REVIN_EPS)
+                block = (block - past.mean(1, keepdims=True)) * np.sqrt(weight)[:, None]
+            mine, number = np.sqrt(weight) @ block, float(weight.sum())
+            moment += block.T @ block
+            total += mine if weighted else mine + number * level
+            lift += level * mine + 0.5 * number * level**2
+            count += number
     if count == 0:
         raise_no_window(name, width)
-    return WindowStats(moment, total, count, lookback, horizon, "mean" if weighted else "none")
+    if weighted:
+        return WindowStats(moment, total, count, lookback, horizon, "mean")
+    return WindowStats(moment, total, count, lookback, horizon, lift=lift)
 
 
 # -- argument checks --------------------------------------------------------------------------------------------------

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from .bank import fit_bank
-from .linear import LinearForecaster, least_squares_affine, repeat_last, seasonal_naive
+from .linear import LinearForecaster, average, least_squares_affine, repeat_last, seasonal_naive
 from .nn import FilterBank
 from .protocol import LTSFData, evaluate
-from .regression import RidgePath, ridge
+from .rank import numerical_rank
+from .regression import ALPHA_GRID, RidgePath, direct_weight_reduction, ridge
 from .selection import Candidates, blocked_cv, candidates, choose_by_blocks, choose_on_validation, chosen_forecaster
 
 # (K, P as a share of the period, r) of the strided banks tried on validation.
@@ -18,9 +22,11 @@ STRIDED_GRID: tuple[tuple[int, float, int], ...] = ((4, 0.5, 8), (4, 0.5, 12), (
 STRIDED_ALPHAS: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
 
 CLOSED_FORM_ROWS: tuple[str, ...] = (
-    "chosen", "rrr-val", "rrr-blocks", "rrr-r12", "bank", "ridge", "rlinear-ols", "nlinear-ols", "dlinear-ols",
-    "seasonal-naive", "repeat-last",
+    "chosen", "rrr-val", "rrr-blocks", "rrr-r12", "dwrr-r12", "bank", "ridge", "ridge-average", "rlinear-ols", "nlinear-ols",
+    "dlinear-ols", "seasonal-naive", "repeat-last",
 )  # fmt: skip
+# Rows that are taken out of the grids of all look-backs.
+GRID_ROWS = frozenset(CLOSED_FORM_ROWS[:8])
 
 
 def bank_forecaster(bank: FilterBank, label: str = "") -> LinearForecaster:
@@ -64,6 +70,7 @@ def closed_form_table(
     rows: Sequence[str] = CLOSED_FORM_ROWS,
     lookbacks: Sequence[int] | None = None,
     mae: bool = True,
+    alphas: Sequence[float] = ALPHA_GRID,
 ) -> dict[str, dict[str, Any]]:
     """Test errors of closed-form forecasters at one horizon; every choice is made on training and validation rows.
 
@@ -72,21 +79,19 @@ def closed_form_table(
         horizon: H.
         rows: which forecasters, of ``CLOSED_FORM_ROWS``.
         lookbacks: candidates for L; default those of the benchmark.
-        mae: also the mean absolute error, which needs a pass over the test windows.
+        mae: also the mean absolute error, which needs a pass over the test windows, and the numerical rank of the map.
+        alphas: penalties of the forecasters that are chosen.
 
     Returns:
-        per row: ``mse``, ``mae`` (or ``None``), ``windows``, ``macs``, ``setting``.
+        per row: ``mse``, ``mae`` and ``rank`` (or ``None``), ``windows``, ``macs``, ``setting``.
     """
     unknown = set(rows) - set(CLOSED_FORM_ROWS)
     if unknown:
         raise ValueError(f"rows must be among {', '.join(CLOSED_FORM_ROWS)}, got {', '.join(sorted(unknown))}")
     lookbacks = tuple(lookbacks or data.spec.lookbacks)
     longest = max(lookbacks)
-    if {"chosen", "rrr-val", "rrr-blocks", "rrr-r12", "ridge", "bank"} & set(rows):
-        grids = [candidates(data, length, horizon) for length in lookbacks]
-    chosen: dict[str, tuple[LinearForecaster, dict[str, Any]]] = {}
-    for row in rows:
-        chosen[row] = _row(row, data, horizon, lookbacks, grids if "grids" in locals() else [])
+    grids = [candidates(data, n, horizon, alphas=alphas) for n in lookbacks] if GRID_ROWS & set(rows) else []
+    chosen = {row: _row(row, data, horizon, lookbacks, grids) for row in rows}
     table = {}
     for row, (forecaster, setting) in chosen.items():
         test = data.stats("test", longest, horizon)
@@ -94,6 +99,7 @@ def closed_form_table(
         table[row] = {
             "mse": score.mse if score else forecaster.mse(test),
             "mae": score.mae if score else None,
+            "rank": numerical_rank(forecaster.weight) if score else None,
             "windows": round(test.count / data.values.shape[1]),
             "macs": forecaster.weight.size if forecaster.macs is None else forecaster.macs,
             "setting": setting,
@@ -116,13 +122,27 @@ def _row(
         return choice.forecaster, choice.setting
     if row == "rrr-r12":
         only = [
-            Candidates(g.lookback, g.norm, (r,), g.alphas, g.val[:, [j]], g.val_full, g.path, g._factors)
+            replace(g, ranks=(r,), val=g.losses(by_blocks=False)[:, [j]])
             for g in grids
             for j, r in enumerate(g.ranks)
             if r == min(12, g.ranks[-1])
         ]
         choice = choose_on_validation(only)
         return choice.forecaster, choice.setting
+    if row == "ridge-average":
+        members = [g.ridge(int(np.argmin(g.val_full))) for g in grids]
+        whole = average(members, "ridge, average over look-backs")
+        setting = {g.lookback: g.alphas[int(np.argmin(g.val_full))] for g in grids}
+        return replace(whole, macs=min(whole.weight.size, sum(m.weight.size for m in members))), {"alphas": setting}
+    if row == "dwrr-r12":
+        options = []
+        for grid in grids:
+            weight = grid.ridge(int(np.argmin(grid.val_full))).weight
+            fit = direct_weight_reduction(weight, min(12, *weight.shape))
+            cut = LinearForecaster(fit.weight, grid.norm, label="truncated ridge", macs=fit.rank * sum(weight.shape))
+            options.append((cut.mse(data.stats("val", grid.lookback, horizon)), grid.lookback, cut))
+        _, length, forecaster = min(options, key=lambda o: o[0])
+        return forecaster, {"lookback": length, "rank": 12}
     if row == "bank":
         tried = [t for g in grids for t in strided_grid(data, g.lookback, horizon, path=g.path)]
         forecaster, setting, _ = min(tried, key=lambda t: t[2])

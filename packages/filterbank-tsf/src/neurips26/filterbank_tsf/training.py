@@ -100,13 +100,17 @@ def forecast(model: nn.Module, x: torch.Tensor, phase: torch.Tensor) -> torch.Te
 
 
 @torch.no_grad()
-def score(model: nn.Module, windows: Windows, batch: int = 512) -> tuple[float, float]:
-    """MSE and MAE over all windows: sums over batches, never averages of batch averages."""
+def score(
+    model: nn.Module, windows: Windows, batch: int = 512, among: tuple[int, int] | None = None
+) -> tuple[float, float]:
+    """MSE and MAE over all windows (or those from ``among[0]`` to before ``among[1]``): sums over batches, never averages
+    of batch averages.
+    """
     model.eval()
     device = next(model.parameters()).device
     squared = absolute = 0.0
     count = 0
-    for index in torch.arange(len(windows)).split(batch):
+    for index in torch.arange(*(among or (0, len(windows)))).split(batch):
         x, y, phase = (part.to(device) for part in windows.batch(index))
         error = forecast(model, x, phase) - y
         squared += float(error.square().sum(dtype=torch.float64))

@@ -28,9 +28,10 @@ def tune_rule(ctx: Context) -> Tuning:
          "value": float(np.mean([p["loss"][method] for p in pairs if p["test"] == block]))}
         for (name, horizon), pairs in rehearsals.items() for block in sorted({p["test"] for p in pairs}) for method in means
     ]  # fmt: skip
-    logs = {method: round(100 * value, 3) for method, value in means.items()}
-    return Tuning(cells, {"rule": {"name": rule.name, "percent against the first rule": logs}},
-                  "fewest members within one standard error of the smallest error over data sets and blocks")  # fmt: skip
+    logs = ", ".join(f"{method} {100 * value:+.2f}" for method, value in means.items())
+    return Tuning(cells, {"ours": {"rule": rule.name}},
+                  "fewest members within one standard error of the smallest error over data sets and blocks; percent against "
+                  f"the first rule: {logs}")  # fmt: skip
 
 
 @tunes(id="peers", statement="learning rate and look-back of every trained peer, chosen on validation rows at H = 96")
@@ -69,6 +70,6 @@ def tune_deep(ctx: Context) -> Tuning:
             key = {"data": name, "lr": lr}
             value = ctx.cell(key, lambda k=key: ex.deep_cell(k["data"], 96, 336, k["lr"], seed, 2, test=False))["val"]
             rows.append((value, lr))
-            cells.append({"factors": key, "seed": seed, "method": "deep", "value": value})
-        chosen[f"deep/{name}"] = {"lr": min(rows)[1], "val": min(rows)[0]}
+            cells.append({"factors": key, "seed": seed, "method": "ours", "value": value})
+        chosen[f"ours/{name}"] = {"lr": min(rows)[1], "val": min(rows)[0]}
     return Tuning(cells, chosen)
