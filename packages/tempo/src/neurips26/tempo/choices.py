@@ -12,8 +12,8 @@ class Choices:
     """Every decision that is ours. The record tests the first two (`lr`, `alpha`) against alternatives.
 
     Attributes:
-        lr: Adam's step size; tuned over {1e-5, 3e-5, 1e-4, 3e-4} with the same grid for every learning method, and 1e-5,
-            the smallest, was chosen for each: smaller ones are the frozen policy.
+        lr: Adam's step size; tuned over {1e-5, 3e-5, 1e-4, 3e-4} with the same grid for every learning method. The grid
+            chose 3e-5 or 1e-5, the smallest; smaller ones are the frozen policy.
         alpha: sharpness of the memory's priorities; 0 (uniform) and negative (easy first) are rows of the record.
         entropy_coef: lambda_H relative to s_Q and log N; alternatives {0, 0.03, 0.3, 1}.
         critic: an action-value critic on the onboard observation, categorical (C51) with clipped double Q. A

@@ -40,7 +40,9 @@ BIN = 25  # ticks that a point of the return over time averages
 GROUPS = 8  # of robots, whose means are the record's cells
 NO_TABLE = "none: the abstract gives no table"
 #: Step sizes that the tune tier chose (results/tempo/tune.json); fixed here so that a run depends on the code alone.
-CHOSEN_LR: dict[str, float] = dict.fromkeys(LEARNING, 1e-5)
+CHOSEN_LR: dict[str, float] = dict.fromkeys(LEARNING, 1e-5) | dict.fromkeys(
+    ("naive", "naive-fifo", "entropy", "uniform"), 3e-5
+)
 
 
 def _meta(name: str) -> dict[str, Any] | None:
@@ -91,7 +93,7 @@ def _size(ctx: Context) -> dict[str, int]:
     return {
         "quick": {"robots": 5, "ticks": 125, "episodes": 1},
         "tune": {"robots": 8, "ticks": 200, "episodes": 2},
-        "cpu": {"robots": 16, "ticks": 200, "episodes": 4},
+        "cpu": {"robots": 16, "ticks": 200, "episodes": 3},
     }.get(ctx.tier, {"robots": 64, "ticks": 1000, "episodes": 4})
 
 
@@ -638,7 +640,7 @@ def critic_ranks_actors(ctx: Context) -> Measurement:
     The nominal condition, where the critic passes its gates, and critics that know the shift are the positive controls.
     """
     _withhold(failed_gates())
-    seeds, ticks, severity = _robots(ctx, 18), 300, SEVERITY
+    seeds, ticks, severity = _robots(ctx, 12), 250, SEVERITY
     _, cells = _cells(ctx, CONDITIONS)
     found = {}
     for name in ctx.track(CONDITIONS, "conditions"):
