@@ -1,14 +1,17 @@
 """The search for learning rates, and that the package uses what it found."""
 
+import json
 import logging
 import math
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from neurips26.frank_lora.experiments import run
+from neurips26.frank_lora.experiments import SEARCHES, adopted, chosen, run
 from neurips26.frank_lora.search import Search, settled
 
+RECORD = Path(__file__).parents[3] / "results" / "frank-lora" / "tune.json"
 PLAN = Search(unit=0.1, fold=2.0, coarse=4, halvings=3, seeds=2)
 
 
@@ -51,3 +54,23 @@ def test_a_run_leaves_the_harness_logger_as_it_was():
     got = run("linear", "frank", 1e9, 5, "quick", "validation")
     assert log.level == before
     assert got["rejected"] > 0 and math.isfinite(got["loss"])
+
+
+def test_the_package_uses_what_the_record_chose_inside_what_it_tried():
+    record = json.loads(RECORD.read_text("utf-8"))
+    for grid in record["grids"]:
+        plan = SEARCHES[grid["id"].removesuffix("-rates")]
+        step = plan.fold ** (1 / 2**plan.halvings)
+        for method, found in grid["chosen"].items():
+            fine = {}
+            for cell in grid["cells"]:
+                if cell["method"] == method and cell["factors"]["stage"] == "fine":
+                    fine.setdefault(cell["factors"]["lr"], []).append(cell["value"])
+            means = {lr: sum(values) / len(values) for lr, values in fine.items()}
+            assert min(means, key=means.__getitem__) == found["lr"], method
+            assert means[found["lr"]] == pytest.approx(found["loss"])
+            assert {len(values) for values in fine.values()} == {plan.seeds}
+            for side in (1 / step, step):
+                assert any(math.isclose(lr, found["lr"] * side, rel_tol=2e-3) for lr in means), (method, found)
+    kept = adopted(record["grids"])
+    assert {name: chosen(name) for name in kept} == kept
