@@ -194,7 +194,7 @@ def test_claims_of_the_ablation(tmp_path, monkeypatch):
     assert hurt.ours.values == pytest.approx([by["cross-pairs", s] for s in hurt.seeds], rel=1e-6)
     assert hurt.baselines["plain training"].values == pytest.approx([by["clean", s] for s in hurt.seeds], rel=1e-6)
     tracks = claims.geometry_tracks_generalization(context("cpu", "tracks"))
-    assert len(tracks.cells) == 5 * 7 * 4 and all(f.stat().st_size > 5_000 for f in tracks.figures)
+    assert len(tracks.cells) == 10 * 7 * 4 and all(f.stat().st_size > 5_000 for f in tracks.figures)
     strengths = claims.tune_rainbow(context("tune", "rainbow"))
     assert len(strengths.cells) == 3 * 2 * 3 and strengths.chosen["rainbow"]["strength"] in (3.0, 5.0, 10.0)
     assert len(claims.tune_random_labels(context("tune", "random-labels")).cells) == (4 + 2) * 2 * 3

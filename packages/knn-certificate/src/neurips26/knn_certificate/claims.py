@@ -147,7 +147,7 @@ def gap_digits(ctx: Context) -> Measurement:
 def gap_banking77(ctx: Context) -> Measurement:
     """Gap banking77."""
     # Judged on fresh splits: the first 24 have been looked at.
-    return _gap_text(ctx, "Banking77", ctx.seeds(32)[24:])
+    return _gap_text(ctx, "Banking77", ctx.seeds(40)[24:])
 
 
 @measures(
@@ -165,7 +165,7 @@ def gap_banking77(ctx: Context) -> Measurement:
 )
 def gap_clinc150(ctx: Context) -> Measurement:
     """Gap clinc150."""
-    return _gap_text(ctx, "CLINC150", ctx.seeds(6))
+    return _gap_text(ctx, "CLINC150", ctx.seeds(8))
 
 
 def _gap_text(ctx: Context, name: str, seeds: list[int]) -> Measurement:
@@ -344,7 +344,7 @@ def geometry_tracks_generalization(ctx: Context) -> Measurement:
     quick = ctx.tier == "quick"
     # Judged on fresh seeds: the first five have been looked at.
     seeds, sweep = (
-        ctx.seeds(1) if quick else ctx.seeds(10)[5:],
+        ctx.seeds(1) if quick else ctx.seeds(15)[5:],
         ("clean", "all labels") if quick else tuple(experiments.SWEEP),
     )
     cells, rows = _sweep(ctx, seeds, sweep)
@@ -371,7 +371,7 @@ def geometry_tracks_generalization(ctx: Context) -> Measurement:
         seeds=seeds,
         data=[_DIGITS],
         figures=shown,
-        reason="one draw of two conditions; the tier cpu has five of the whole sweep"
+        reason="one draw of two conditions; the tier cpu has ten of the whole sweep"
         if quick
         else "see the note: rainbow groups leave hardly a training point a neighbour of its class and still generalise, so "
         "the in-sample decoder misleads; the same-class control keeps both",
