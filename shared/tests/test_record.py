@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from neurips26.shared import cli, pages, registry, runs
-from neurips26.shared.record import code_digest, is_stale, read_record, run_tier
+from neurips26.shared.record import _text, code_digest, is_stale, read_record, run_tier
 from neurips26.shared.verify import same, verify_record, verify_tree
 
 
@@ -423,3 +423,16 @@ def test_records_of_papers_that_are_not_here_are_not_judged(neurips26, tmp_path)
     said = []
     assert verify_tree(tmp_path / "results", say=said.append) == []
     assert said == ["other-paper/quick.json: not verified: other-paper is not installed here"]
+
+
+def test_a_record_has_a_line_a_cell():
+    cells = [{"factors": {"trace": "ä"}, "seed": s, "method": "m", "value": 0.1 * s} for s in range(3)]
+    row = {"id": "x", "cells": cells, "note": '"cells": "<cells 2>"'}
+    made = {
+        "schema": 1,
+        "claims": [row, {"id": "y", "cells": []}],
+        "grids": [{"id": "g", "cells": cells[:1], "chosen": {}}],
+    }
+    text = _text(made)
+    assert json.loads(text) == made
+    assert sum(line.strip().startswith('{"factors"') for line in text.splitlines()) == 4

@@ -260,8 +260,28 @@ def run_tier(
         figures = out / paper.slug / "figures"
         for name in {f for r in rows for f in r["figures"]}:
             runs.atomic_write_bytes(figures / name, (folder / "figures" / name).read_bytes())
-        runs.atomic_write_json(target, record)
+        runs.atomic_write_text(target, _text(record))
     return record
+
+
+def _text(record: dict[str, Any]) -> str:
+    """JSON of a record, indented, with one line a cell: a table can have thousands of them."""
+    held: list[str] = []
+
+    def hold(row: dict[str, Any]) -> dict[str, Any]:
+        if not row["cells"]:
+            return row
+        lines = [json.dumps(c, ensure_ascii=False, allow_nan=False, separators=(",", ":")) for c in row["cells"]]
+        held.append("[\n" + ",\n".join(lines) + "\n   ]")
+        return {**row, "cells": f"<cells {len(held)}>"}
+
+    folded = {
+        name: [hold(row) for row in value] if name in ("claims", "grids") else value for name, value in record.items()
+    }
+    text = json.dumps(folded, indent=1, ensure_ascii=False, allow_nan=False)
+    for number, cells in enumerate(held, 1):
+        text = text.replace(f'"cells": "<cells {number}>"', f'"cells": {cells}', 1)
+    return text + "\n"
 
 
 def _check_only(only: Sequence[str], functions: Sequence[Callable[..., Any]], tier: str) -> None:
