@@ -15,12 +15,14 @@ README = HERE.parent / "README.md"
 RECORD = HERE.parents[2] / "results" / "filterbank-tsf" / "cpu.json"
 UNCAPPED = HERE / "uncapped.json"
 LABELS = {
-    "chosen": "**low rank, chosen rule (ours)**",
-    "rrr-val": "reduced rank, smallest validation error",
-    "rrr-blocks": "reduced rank, blocked CV + 1 SE",
-    "rrr-r12": "rank 12",
+    "chosen": "**average over look-backs and ranks, chosen rule (ours)**",
+    "rrr-val": "**reduced rank, smallest validation error (ours)**",
+    "rrr-blocks": "reduced rank, blocked CV + 1 SE, average over look-backs",
+    "rrr-r12": "reduced rank, rank 12",
+    "dwrr-r12": "ridge truncated to rank 12 (DWRR)",
     "bank": "strided bank, closed form",
     "ridge": "full-rank ridge",
+    "ridge-average": "full-rank ridge, average over look-backs",
     "dlinear-ols": "DLinear, closed-form optimum",
     "rlinear-ols": "RLinear, closed-form optimum",
     "nlinear-ols": "NLinear, closed-form optimum",
@@ -45,16 +47,25 @@ def values(record: dict, *claims: str) -> dict[tuple[str, str], dict[str, float]
             for cell in row["cells"]:
                 factors = cell["factors"]
                 if "cell" in factors and "metric" in factors:
-                    out.setdefault((cell["method"], factors["cell"]), {})[factors["metric"]] = cell["value"]
+                    found = out.setdefault((cell["method"], factors["cell"]), {})
+                    found |= {factors["metric"]: cell["value"], "macs": factors["macs"]}
     return out
 
 
 def table(found: dict[tuple[str, str], dict[str, float]], cells: list[str], corner: str, heads: list[str]) -> list[str]:
-    """One table; methods that a cell lacks are left out."""
+    """One table, with rank and cost in its first and last column of the first data set; methods that a cell lacks are left
+    out.
+    """
+    ends = [c for c in cells if c.partition(" ")[0] == cells[0].partition(" ")[0]]
+    ends = [ends[0], ends[-1]]
+    heads = [*heads, *(f"{what}, {heads[0]} / {heads[cells.index(ends[1])]}" for what in ("rank", "multiply-adds"))]
     lines = ["| " + " | ".join([corner, *heads]) + " |", "|" + "---|" * (len(heads) + 1)]
     for method, label in LABELS.items():
         if all((method, cell) in found for cell in cells):
             entries = [f"{found[method, c]['mse']:.4f} / {found[method, c]['mae']:.4f}" for c in cells]
+            ranks = [f"{found[method, c]['rank']:.0f}" if "rank" in found[method, c] else "–" for c in ends]
+            entries.append(" / ".join(ranks) if ranks != ["–", "–"] else "–")
+            entries.append(" / ".join(f"{found[method, c]['macs']:,}" for c in ends))
             lines.append("| " + " | ".join([label, *entries]) + " |")
     return lines
 
@@ -70,24 +81,24 @@ def render(record: dict) -> str:
         f"validation rows; the chosen rule is: {rule}.",
         "",
         *table(found, ett, "", [c.replace("ETT", "").replace(" H=", "-") for c in ett]),
-        "| *FITS as published (not run here)* | " + " | ".join(f"*{v}*" for v in PUBLISHED) + " |",
+        "| *FITS as published (not run here)* | " + " | ".join(f"*{v}*" for v in PUBLISHED) + " | – | – |",
     ]
     for name in dict.fromkeys(c.partition(" ")[0] for c in cells if not c.startswith("ETT")):
         own = [c for c in cells if c.startswith(name)]
         lines += ["", *table(found, own, name, [c.partition(" ")[2] for c in own])]
     lines += ["", "¹ trained here by the recipe in `experiments.py` (see Limits): every training window, one seed."]
-    lines += ["", f"Ours / peer, geometric mean over the eight cells: {one_by_one(record)}."]
+    for method, words in (("rrr-val", "Reduced rank, one look-back"), ("chosen", "The average of the chosen rule")):
+        lines += ["", f"{words} / peer, geometric mean over the eight cells: {one_by_one(found, ett, method)}."]
     return "\n".join([*lines, *longer(found, json.loads(UNCAPPED.read_text("utf-8")))])
 
 
-def one_by_one(record: dict) -> str:
-    """Ours against each trained peer, strongest last."""
-    row = next(r for r in record["claims"] if r["id"] == "peers")
-    ours = row["ours"]["values"]
-    means = {
-        LABELS[name].removesuffix(" ¹"): math.exp(statistics.fmean(math.log(a / b) for a, b in zip(ours, peer["values"])))
-        for name, peer in row["baselines"].items() if name in LABELS
-    }  # fmt: skip
+def one_by_one(found: dict[tuple[str, str], dict[str, float]], cells: list[str], method: str) -> str:
+    """One of ours against each trained peer and averaged ridge, strongest last."""
+    means = {}
+    for rival, label in LABELS.items():
+        if label.endswith("¹") or rival == "ridge-average":
+            logs = [math.log(found[method, c]["mse"] / found[rival, c]["mse"]) for c in cells]
+            means[label.removesuffix(" ¹")] = math.exp(statistics.fmean(logs))
     return ", ".join(f"{name} {mean:.3f}" for name, mean in sorted(means.items(), key=lambda m: m[1]))
 
 

@@ -11,8 +11,9 @@ PACKAGE = Path(__file__).resolve().parents[1]
 README = (PACKAGE / "README.md").read_text("utf-8")
 
 
-def test_the_first_line_says_that_the_method_is_rebuilt():
-    assert README.splitlines()[0].startswith("Rebuilt from the paper's abstract")
+def test_the_first_lines_say_that_the_method_is_rebuilt():
+    assert README.splitlines()[0].startswith("# filterbank-tsf")
+    assert README.splitlines()[2].startswith("Rebuilt from the paper's abstract")
 
 
 def test_tables_are_those_of_the_record():
