@@ -48,7 +48,7 @@ class Eval:
 
     def run(self) -> int:
         """Prints the table."""
-        from .evaluate import evaluate
+        from .evaluate import Table, evaluate
 
         ckpt = _policy(self.robot, self.checkpoint)
         names = tuple(dict.fromkeys(("nominal", *self.shift)))  # the nominal condition is always beside a shift
@@ -64,9 +64,8 @@ class Eval:
                 "This policy does not pass its gates: differences below are training continued, not evidence for adaptation."
             )
         print(table)
-        print(
-            f"Differences below about {table.resolution():.0f} % cannot be told from chance with {self.robots} robots."
-        )
+        unclear = (f"{n} {Table([r for r in table.rows if r['shift'] == n]).resolution():.0f} %" for n in names)
+        print(f"Gains that {self.robots} robots cannot tell from chance, about: {', '.join(unclear)}")
         return 0
 
 
