@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -200,6 +201,16 @@ def test_without_the_declared_data_a_row_is_a_proxy_that_says_so(fake_paper, tmp
     assert smaller["notes"] == [
         "stand-in data (numbers): this machine lacks numbers.csv: where the claim uses it a stand-in took its place"
     ]
+
+
+def test_cells_of_a_stand_in_are_not_taken_for_those_of_the_data(fake_paper, tmp_path, monkeypatch):
+    paper = registry.find("fake-paper")
+    log = Path(os.environ["FAKE_LOG"])
+    present = {"numbers.csv": "0" * 64}
+    for digests, computed in (({}, 6), ({}, 6), (present, 12), (present, 12)):
+        monkeypatch.setattr("neurips26.shared.record._data_digests", lambda _, digests=digests: digests)
+        run_tier(paper, "quick", tmp_path, only=["smaller"])
+        assert log.read_text().count("cell") == computed
 
 
 def test_claims_run_on_one_thread_unless_the_user_says_otherwise(fake_paper, tmp_path):

@@ -220,16 +220,17 @@ def run_tier(
     with runs.lock(folder):
         source = source_digest(paper, tier)
         stamp = folder / "source.json"
+        made_with = {"source": source, "data": _data_digests(paper)}
         everything = force and not only
-        if everything or (stamp.exists() and runs.read_json(stamp)["source"] != source):
-            # Cells of other code are not this code's results.
+        if everything or (stamp.exists() and made_with | runs.read_json(stamp) != made_with):
+            # Cells of other code, or of stand-ins for data that is here now, are not this run's results.
             for stale in ("cells", "claims", "figures"):
                 shutil.rmtree(folder / stale, ignore_errors=True)
         elif force:
             for name in only:
                 shutil.rmtree(folder / "cells" / name, ignore_errors=True)
                 (folder / "claims" / f"{name}.json").unlink(missing_ok=True)
-        runs.atomic_write_json(stamp, {"source": source})
+        runs.atomic_write_json(stamp, made_with)
         if tier == "tune":
             rows, grids = [], [_run_grid(paper, fn, folder) for fn in functions]
         else:
@@ -249,7 +250,7 @@ def run_tier(
             "hashes": {
                 "source": source,
                 "config": _config_digest([Claim.from_json(r) for r in rows]),
-                "data": _data_digests(paper),
+                "data": made_with["data"],
             },
             "machine": machine(),
             "versions": _versions(),
