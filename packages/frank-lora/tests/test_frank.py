@@ -355,6 +355,7 @@ def test_the_command_line_prints_bytes_rates_and_settings(capsys):
         ("compare --seeds 0", "seeds: expected an integer >= 1"),
         ("lr-sweep --rates -0.1", "rates: expected"),
         ("run nowhere.toml", "config: expected a TOML file, got 'nowhere.toml'"),
+        ("adopt nowhere.json", "record: expected a tune record, got 'nowhere.json'"),
         ("report nowhere", "out: expected the folder of a finished run .*, got 'nowhere'"),
         ("serve --port 0", "port: expected an integer >= 1"),
     ],
@@ -385,6 +386,8 @@ def test_a_run_tells_of_every_round(tmp_path, capsys):
     assert "round 2: client 1 error: client 1 did not answer in round 2" in told
     assert "loss 2: reached with 0.000 MB up and 0.000 MB down" in told  # before the first round
     assert main(["report", out, "--target", "0"]) == 0 and "loss 0: never reached" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"metric: expected one that was recorded \(loss\), got 'nope'"):
+        main(["report", out, "--target", "0", "--metric", "nope"])
 
 
 def test_a_port_that_is_taken_is_told(capsys):
