@@ -171,7 +171,7 @@ def test_opening_a_row_shows_how_it_was_made(browser):
     more = one(browser, "#claim-alpha-fast-more")
     assert more.is_displayed()
     assert button.get_attribute("aria-expanded") == "true"
-    for text in ("0.75", "uv run neurips26 record alpha --tier cpu", "0123456789ab", '{"tile": 256}', "photographs"):
+    for text in ("0.75", "neurips26 record alpha --tier cpu", "0123456789ab", '{"tile": 256}', "photographs"):
         assert text in more.text
     assert len(more.find_elements("css selector", "svg.strip circle.seed")) == 10
     assert len(more.find_elements("css selector", "svg.curves polyline")) == 1
