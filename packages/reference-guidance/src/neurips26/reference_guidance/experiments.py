@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import tomllib
 import warnings
 from collections.abc import Callable
@@ -23,7 +22,6 @@ from neurips26.reference_guidance.metrics import (
     Judge,
     NearestClassifier,
     copy_distance,
-    oriented_gradients,
     pixels_and_squares,
     spread,
 )
@@ -32,7 +30,6 @@ from neurips26.reference_guidance.steering import SparseLabelSteering, draw_by_l
 from neurips26.reference_guidance.toys import (
     Split,
     VectorFlow,
-    cats_and_dogs,
     digits,
     faces,
     labelled_moons,
@@ -443,7 +440,7 @@ def released_and_true_time(
 
 
 # Faces --------------------------------------------------------------------------------------------------------------
-FACE_STEPS, PEOPLE_STEPS, ANIMAL_STEPS = 1200, 300, 800
+FACE_STEPS, PEOPLE_STEPS = 1200, 300
 
 
 @cache
@@ -552,61 +549,3 @@ def identity_control(
         real = train.images[train.where(person=p)]
         held.append({"rate": judge.rate(bank.latents, p), "copy": copy_distance(real, bank), "spread": spread(real)})
     return _average(rows) | {"held out": {k: float(np.mean([h[k] for h in held])) for k in held[0]}}
-
-
-# Cats and dogs ------------------------------------------------------------------------------------------------------
-SPECIES = ("cat", "dog")
-
-
-@cache
-def _animals(path: Path) -> tuple[Split, Split, AttributeClassifier]:
-    """Training and test photographs, and a judge of the species (far from perfect at 16 pixels: see its accuracy)."""
-    train, test = cats_and_dogs(path)
-    judge = AttributeClassifier(
-        (train.images, train.labels["species"]), (test.images, test.labels["species"]), 1.0, oriented_gradients
-    )
-    return train, test, judge
-
-
-@cache
-def animal_flow(path: Path, seed: int, steps: int = ANIMAL_STEPS) -> VectorFlow:
-    """A flow over cats and dogs."""
-    train, _, _ = _animals(path)
-    return train_flow(train.images, steps, seed, 512, prompts=train.labels["species"][:, None] + 1)
-
-
-def animal_control(
-    path: Path, trained: int, seed: int, sets: int = 3, n: int = 32, curve: Curve | None = None,
-    rivals: Rivals | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Sets of 20 test cats against sets of 20 test dogs: how far the share judged a dog moves ("rate").
-
-    For every method the rate is that share under dogs minus that share under cats, so a judge's bias cancels. Real cats
-    and dogs give the most a method can reach ("held out").
-
-    Args:
-        path: the photographs.
-        trained: seed of the frozen flow.
-        seed: of sets and noise.
-        sets: of each species; which twenty animals a set holds matters more than the noise.
-        n: samples a set.
-        curve, rivals: see :func:`control`.
-    """
-    train, test, judge = _animals(path)
-    flow, shape = animal_flow(path, trained), tuple(train.images.shape[1:])
-    sides: list[list[dict[str, Any]]] = [[], []]
-    for draw, species in itertools.product(range(sets), (0, 1)):
-        pool = test.where(species=species)
-        inside = _pick(pool, BANK, seed, species, draw)
-        bank, noise = ReferenceBank.from_latents(test.images[inside]), _noise(n, shape, seed, "animals", draw)
-        # the target of the probe is the set's species; the rate counts dogs under both
-        how = rivals or RIVALS["animals"]
-        row = control(flow, bank, judge, species, noise, seed + draw, how, species + 1, curve)
-        x = test.images[_pick(pool[~torch.isin(pool, inside)], 200, seed, species, draw, "rest")]
-        real = {"rate": judge.rate(x, species), "copy": copy_distance(x, bank), "spread": spread(x)}
-        sides[species].append(row | {"held out": real})
-    cats, dogs = (_average(rows) for rows in sides)
-    out = _average([cats, dogs])
-    for name, row in out.items():
-        row["rate"] = dogs[name]["rate"] + cats[name]["rate"] - 1.0
-    return out

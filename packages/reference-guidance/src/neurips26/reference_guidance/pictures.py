@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neurips26.reference_guidance import experiments
+from neurips26.reference_guidance import animals, experiments
 from neurips26.reference_guidance.bank import ReferenceBank
 from neurips26.reference_guidance.posterior import reference_mean
 from neurips26.reference_guidance.toys import VectorFlow, digits, moons, sample_flow, split
@@ -146,11 +146,11 @@ def face_sheet(path: Path, data: Path, seed: int) -> None:
 
 def animal_sheet(path: Path, data: Path, seed: int) -> None:
     """Unguided, guided to twenty cats and to twenty dogs at rising strength, nearest references."""
-    _, test, _ = experiments._animals(data)
-    flow = experiments.animal_flow(data, seed)
+    _, test, _ = animals.photographs_and_judge(data)
+    flow = animals.animal_flow(data, seed)
     noise = experiments._noise(14, tuple(test.images.shape[1:]), seed, "sheet")
     rows = [("unguided", sample_flow(flow, noise))]
-    for species, name in enumerate(experiments.SPECIES):
+    for species, name in enumerate(animals.SPECIES):
         pool = test.where(species=species)
         bank = ReferenceBank.from_latents(test.images[experiments._pick(pool, experiments.BANK, seed, species)])
         for strength in (1.0, 2.0, 4.0):

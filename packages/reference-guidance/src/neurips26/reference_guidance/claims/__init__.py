@@ -25,7 +25,6 @@ from neurips26.reference_guidance.claims.faces import (
     tune_layout,
     tune_person,
     tune_people,
-    tune_animals,
     faces_colour,
     faces_style,
     faces_structure,
@@ -36,6 +35,9 @@ from neurips26.reference_guidance.claims.faces import (
     faces_identity_mixed_not_copied,
     faces_identity,
     faces_identity_not_copied,
+)
+from neurips26.reference_guidance.claims.animals import (
+    tune_animals,
     cats_dogs_control,
     cats_dogs_not_copied,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from neurips26.reference_guidance import experiments
@@ -24,16 +25,15 @@ MOONS = DataUse("two moons", "generated")
 ANIMALS = DataUse("cifar10_cat_dog.zip", "real")
 
 
+#: Experiments outside ``experiments``; their modules are imported late, as a quick run has no time for all of them.
+_ELSEWHERE = {"spg_quality": "spg_experiments", "animal_control": "animals"}
+
+
 @cache
 def once(name: str, *key: Any) -> Any:
     """One computation shared by the claims of a run (each claim keeps its own finished cells on disk)."""
-    if name == "spg_quality":
-        from neurips26.reference_guidance import (
-            spg_experiments,
-        )  # its imports take seconds that a quick run does not have
-
-        return spg_experiments.spg_quality(*key)
-    return getattr(experiments, name)(*key)
+    module = import_module(f"neurips26.reference_guidance.{_ELSEWHERE.get(name, 'experiments')}")
+    return getattr(module, name)(*key)
 
 
 #: The designs of the rows were settled while the first seeds were looked at; a record reports others.
@@ -46,6 +46,17 @@ def fresh_seeds(ctx: Context, n: int) -> list[int]:
         return ctx.seeds(5)
     ctx.note(f"sizes and steps were settled on seeds below {ctx.seeds(1)[0] + _LOOKED_AT}, which are not reported")
     return ctx.seeds(_LOOKED_AT + n)[_LOOKED_AT:]
+
+
+#: Frozen flows of the face and animal rows; the seeds of a row take them in turn.
+FLOWS = 3
+
+
+def flows_in_turn(ctx: Context, n: int) -> tuple[list[int], Callable[[int], int]]:
+    """Seeds of sets and noise, and the seed of the frozen flow that each of them meets."""
+    seeds = fresh_seeds(ctx, n)
+    ctx.note(f"{FLOWS} frozen flows take turns; a seed draws the set and the noise")
+    return seeds, lambda s: seeds[(s - seeds[0]) % FLOWS]
 
 
 def note_judge(ctx: Context, accuracy: float) -> None:

@@ -1,20 +1,18 @@
-"""Control of faces (colour, style, structure, identity) and of cats and dogs."""
+"""Control of faces: colour, style, structure, identity."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from neurips26.reference_guidance import experiments, pictures
 from neurips26.reference_guidance.claims.common import (
-    ANIMALS,
     FACES,
     NO_TABLE,
     SLUG,
     TUNED,
     control_row,
-    fresh_seeds,
+    flows_in_turn,
     not_copied,
     note_judge,
     once,
@@ -25,33 +23,17 @@ from neurips26.shared import data
 from neurips26.shared.claims import Claim, Criterion, Measurement, Tuning, measures, tunes
 from neurips26.shared.context import Context
 
-SMOOTH = (
-    "guided samples are smooth, nearly averages of a few references, and an average of photographs lies nearer to each of "
-    "them than photographs lie to each other"
-)
-
 
 # Faces ---------------------------------------------------------------------------------------------------------------
 def _faces() -> Path:
     return data.require(SLUG, "olivetti_faces_64.npz")
 
 
-#: Frozen flows of the face and animal rows; the seeds of a row take them in turn.
-FLOWS = 3
-
-
-def _seeds(ctx: Context, n: int) -> tuple[list[int], Callable[[int], int]]:
-    """Seeds of sets and noise, and the seed of the frozen flow that each of them meets."""
-    seeds = fresh_seeds(ctx, n)
-    ctx.note(f"{FLOWS} frozen flows take turns; a seed draws the set and the noise")
-    return seeds, lambda s: seeds[(s - seeds[0]) % FLOWS]
-
-
 def _face_rows(ctx: Context, name: str) -> dict[int, Any]:
     path = _faces()
     note_judge(ctx, experiments._mixed(path)[2][name].accuracy)
     # sets differ most in how well they show a style: four times the seeds of the others
-    seeds, trained = _seeds(ctx, 42 if name == "style" else 9)
+    seeds, trained = flows_in_turn(ctx, 42 if name == "style" else 9)
     return seed_rows(ctx, seeds, lambda s: once("face_control", path, trained(s), s, 64, (name,))[name])
 
 
@@ -102,13 +84,6 @@ def tune_people(ctx: Context) -> Tuning:
     """Ten people of one tuning seed."""
     path = _faces()
     return settings_tuning(ctx, lambda s, curve, how: experiments.identity_control(path, s, s, 10, 8, curve, how))
-
-
-@tunes("animals-settings", TUNED + "cats and dogs")
-def tune_animals(ctx: Context) -> Tuning:
-    """Two sets of each species of one tuning seed."""
-    path = data.require(SLUG, "cifar10_cat_dog.zip")
-    return settings_tuning(ctx, lambda s, curve, how: experiments.animal_control(path, s, s, 2, 32, curve, how))
 
 
 @measures(_face_claim("faces-colour", "a colour (red)", 0.95), tiers=("cpu",))
@@ -215,46 +190,5 @@ def faces_identity_not_copied(ctx: Context) -> Measurement:
 def _people(ctx: Context) -> dict[int, Any]:
     path = _faces()
     note_judge(ctx, experiments._people(path)[2].accuracy)
-    seeds, trained = _seeds(ctx, 24)
+    seeds, trained = flows_in_turn(ctx, 24)
     return seed_rows(ctx, seeds, lambda s: once("identity_control", path, trained(s), s))
-
-
-# Cats and dogs --------------------------------------------------------------------------------------------------------
-def _animals(ctx: Context) -> dict[int, Any]:
-    path = data.require(SLUG, "cifar10_cat_dog.zip")
-    note_judge(ctx, experiments._animals(path)[2].accuracy)
-    seeds, trained = _seeds(ctx, 12)
-    return seed_rows(ctx, seeds, lambda s: once("animal_control", path, trained(s), s))
-
-
-@measures(
-    Claim(
-        "cats-dogs-control", "Twenty dogs against twenty cats move a frozen flow of both half as far as real photographs do",
-        "figure without numbers: cats and dogs of AFHQv2", "scaled down",
-        "share judged a dog under the dogs minus under the cats (real photographs: about 0.3)", "1", "higher",
-        Criterion("bound", at_least=0.15),
-    ),
-    tiers=("cpu",),
-)  # fmt: skip
-def cats_dogs_control(ctx: Context) -> Measurement:
-    """CIFAR-10 at 16x16; the judge is right about two times in three, which is why the bar is a difference."""
-    rows = _animals(ctx)
-    path, curve = ctx.figure("cats-dogs-contact-sheet.png"), ctx.figure("cats-dogs-strength.png")
-    pictures.animal_sheet(path, data.require(SLUG, "cifar10_cat_dog.zip"), next(iter(rows)))
-    pictures.strength_curve(curve, rows, "share judged a dog: dogs minus cats")
-    m = control_row(rows, "quadratic 2", ANIMALS, "animals")
-    m.figures = [path, curve]
-    return m
-
-
-@measures(
-    Claim(
-        "cats-dogs-not-copied", "Those animals lie about as far from the references as other real photographs do", NO_TABLE,
-        "scaled down", "distance to nearest reference relative to held-out photographs", "1", "higher",
-        Criterion("ratio", at_least=0.85),
-    ),
-    tiers=("cpu",),
-)  # fmt: skip
-def cats_dogs_not_copied(ctx: Context) -> Measurement:
-    """Copy check of the same samples."""
-    return not_copied(_animals(ctx), ANIMALS, "animals", SMOOTH)
