@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from neurips26.flash_kmeans.assign import assign, inertia
 from neurips26.flash_kmeans.batched import batched_kmeans
 from neurips26.flash_kmeans.choices import Choices
-from neurips26.flash_kmeans.loop import ConvergenceWarning, EmptyClusterError, KMeansResult, kmeans
+from neurips26.flash_kmeans.fit import kmeans
+from neurips26.flash_kmeans.loop import ConvergenceWarning, EmptyClusterError, KMeansResult
 from neurips26.flash_kmeans.update import update_centroids
 
 if TYPE_CHECKING:

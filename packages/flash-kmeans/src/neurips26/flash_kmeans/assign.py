@@ -7,9 +7,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from neurips26.flash_kmeans.arguments import METRICS, PRECISIONS, check_weights, like, target_device
 from neurips26.flash_kmeans.cpu_assign import kernel_assign
 from neurips26.flash_kmeans.cpu_kernels import kernels
-from neurips26.flash_kmeans.loop import METRICS, PRECISIONS, like, target_device
 from neurips26.flash_kmeans.rows import UnitRows, check_labels, largest_square, raise_out_of_range, rows_of, summarise
 from neurips26.shared.arrays import check_choice
 
@@ -68,8 +68,6 @@ def assign(
 
 def inertia(x: Any, c: Any, labels: Any = None, *, weights: Any = None, metric: str = "euclidean") -> float:
     """Sum of squared distances (cosine: of `1 - cos`) of the points to their nearest centroid, or to that of `labels`."""
-    from neurips26.flash_kmeans.loop import check_weights
-
     rows = rows_of(x)
     weight = check_weights(weights, rows.n)
     if labels is None or metric == "cosine":

@@ -9,20 +9,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from neurips26.flash_kmeans.arguments import EMPTY, METRICS, PRECISIONS, like, target_device
 from neurips26.flash_kmeans.choices import DEFAULTS, Choices
 from neurips26.flash_kmeans.cpu_assign import pool_of
 from neurips26.flash_kmeans.cpu_kernels import kernels
 from neurips26.flash_kmeans.init import initial_centroids
-from neurips26.flash_kmeans.loop import (
-    EMPTY,
-    METRICS,
-    PRECISIONS,
-    EmptyClusterError,
-    KMeansResult,
-    _unit,
-    like,
-    target_device,
-)
+from neurips26.flash_kmeans.loop import EmptyClusterError, KMeansResult, unit_rows
 from neurips26.flash_kmeans.rows import ArrayRows, UnitRows, check_range
 from neurips26.shared.arrays import check_choice, check_int, check_real
 
@@ -95,46 +87,50 @@ def batched_kmeans(
     weight = check_batch_weights(weights, count, points.dtype, n)
     if metric == "cosine":
         points = np.stack([UnitRows(ArrayRows(p)).read(0, n) for p in points])
-    mean, variance, squares, mass, zero = _summaries(points, count, weight, metric == "cosine", check_finite)
+    mean, variance, zero = _summaries(points, count, weight, metric == "cosine", check_finite)
     centre = np.zeros((b, d), points.dtype) if metric == "cosine" else mean.astype(points.dtype)
     generator = seed if isinstance(seed, np.random.Generator) else np.random.default_rng(seed)
     start = _starts(points, count, k, init, generator, weight, centre, choices)
     problem = _Problem(points, count, weight, centre, metric == "cosine", threads or torch.get_num_threads(), zero)
-    centroids = _unit_batch(start) if problem.unit else start - centre[:, None]
-    active = np.ones(b, np.int64)
-    n_iter, converged = np.zeros(b, np.int64), np.zeros(b, bool)
-    for iteration in range(max_iter):
-        sums, weight_of, _, changed = problem.step(centroids, active)
-        fresh, moved = _means(problem, centroids, sums, weight_of, active, empty)
-        shift = np.square(fresh - centroids).sum(axis=2)
-        rest = shift.sum(axis=1) if choices.stop == "sum" else shift.max(axis=1)
-        running = active.astype(bool)
-        centroids = np.where(running[:, None, None], fresh, centroids)
-        n_iter[running] += 1
-        if tol >= 0:
-            still = running & ~moved & (((changed == 0) & (iteration > 0)) | (rest <= tol * variance))
-            converged |= still
-            active[still] = 0
-            if not active.any():
-                break
+    limits = tol * variance if tol >= 0 else None
+    centroids, n_iter, converged = _lloyd(problem, start, max_iter, limits, empty, choices.stop)
     final = np.ascontiguousarray(centroids + centre[:, None], dtype=points.dtype)
     inertia = problem.finish(final)
     labels = [like(problem.labels[p, : count[p]], family) for p in range(b)] if ragged else like(problem.labels, family)
     return KMeansResult(like(final, family), labels, inertia, n_iter, converged, [], "cpu-batched")  # type: ignore[arg-type]
 
 
+def _lloyd(
+    problem: _Problem, start: np.ndarray, max_iter: int, limits: np.ndarray | None, empty: str, stop: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Centroids relative to the centre, iterations and convergence of each problem; each has its own limit on the shift."""
+    centroids = _unit_batch(start) if problem.unit else start - problem.centre[:, None]
+    b = len(start)
+    active = np.ones(b, np.int64)
+    n_iter, converged = np.zeros(b, np.int64), np.zeros(b, bool)
+    for iteration in range(max_iter):
+        sums, weight_of, _, changed = problem.step(centroids, active)
+        fresh, moved = _means(problem, centroids, sums, weight_of, active, empty)
+        shift = np.square(fresh - centroids).sum(axis=2)
+        rest = shift.sum(axis=1) if stop == "sum" else shift.max(axis=1)
+        running = active.astype(bool)
+        centroids = np.where(running[:, None, None], fresh, centroids)
+        n_iter[running] += 1
+        if limits is not None:
+            still = running & ~moved & (((changed == 0) & (iteration > 0)) | (rest <= limits))
+            converged |= still
+            active[still] = 0
+            if not active.any():
+                break
+    return centroids, n_iter, converged
+
+
 class _Problem:
     """Buffers and steps of a batch on the CPU."""
 
     def __init__(self, points, count, weight, centre, unit, threads, zero) -> None:
-        self.points, self.count, self.weight, self.centre, self.unit, self.zero = (
-            points,
-            count,
-            weight,
-            centre,
-            unit,
-            zero,
-        )
+        self.points, self.count, self.weight = points, count, weight
+        self.centre, self.unit, self.zero = centre, unit, zero
         self.labels = np.full(points.shape[:2], -1, np.int32)
         self.best = np.zeros(points.shape[:2], points.dtype)
         self.threads = max(1, min(threads, len(points)))
@@ -295,7 +291,7 @@ def check_lengths(lengths: Any, b: int, n: int, k: int) -> np.ndarray:
 
 
 def _summaries(points, count, weight, unit, check):
-    """Mean, mean variance, squares and weight of each problem, in float64."""
+    """Mean, mean variance and weight of the rows without a direction of each problem, in float64."""
     inside = np.arange(points.shape[1]) < count[:, None]
     with np.errstate(invalid="ignore", over="ignore"):
         wide = points.sum(axis=(1, 2), dtype=np.float64)
@@ -315,7 +311,7 @@ def _summaries(points, count, weight, unit, check):
             check_range(ArrayRows(rows), float(variance[p] * rows.size), mean[p], f"x: problem {p}")
     share = inside.astype(float) if weight is None else np.where(inside, weight, 0).astype(float)
     zero = (share * ~points.any(axis=2)).sum(axis=1) if unit else np.zeros(len(points))
-    return mean, variance, None, share.sum(axis=1), zero
+    return mean, variance, zero
 
 
 def _starts(points, count, k, init, generator, weight, centre, choices) -> np.ndarray:
@@ -343,4 +339,4 @@ def _starts(points, count, k, init, generator, weight, centre, choices) -> np.nd
 
 
 def _unit_batch(centroids: np.ndarray) -> np.ndarray:
-    return np.stack([_unit(c) for c in centroids])
+    return np.stack([unit_rows(c) for c in centroids])

@@ -167,7 +167,7 @@ class DistributedEngine(Engine):
 def fit_shards(shards: list[np.ndarray], jobs: list[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
     """In a group of `len(shards)` gloo processes, cluster `shards[rank]` once for each job `(k, options)`; an error is a result
     too. An option `weights` is a list with the weights of each rank's rows."""
-    from neurips26.flash_kmeans.loop import kmeans
+    from neurips26.flash_kmeans.fit import kmeans
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -47,6 +47,7 @@ class Engine(ABC):
     """What the loop needs. Centroids passed to `step` are float64 and relative to `centre`."""
 
     path: str
+    rows: Rows
     n: int
     k: int
     d: int

@@ -13,8 +13,10 @@ from sklearn.metrics import euclidean_distances
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from neurips26.flash_kmeans import loop
+from neurips26.flash_kmeans.arguments import METRICS, check_weights
 from neurips26.flash_kmeans.assign import assign, inertia
+from neurips26.flash_kmeans.fit import kmeans
+from neurips26.flash_kmeans.loop import ConvergenceWarning
 from neurips26.shared.arrays import check_choice, check_int
 
 __all__ = ["KMeans"]
@@ -62,7 +64,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KMeans:
         """Cluster `X` `(n_samples, n_features)`; `y` is ignored."""
         x = self._validated(X, reset=True)
-        weights = loop.check_weights(sample_weight, len(x), "sample_weight")
+        weights = check_weights(sample_weight, len(x), "sample_weight")
         check_int(self.n_clusters, "n_clusters", minimum=1)
         if self.process_group is None and self.n_clusters > len(x):
             raise ValueError(f"n_clusters: expected at most n_samples={len(x)}, got n_clusters={self.n_clusters}")
@@ -73,7 +75,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         generator = np.random.default_rng(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            result = loop.kmeans(
+            result = kmeans(
                 x, self.n_clusters, weights=weights, init=self.init, n_init=runs, max_iter=self.max_iter, tol=self.tol,
                 metric=self.metric, precision=self.precision, empty=self.empty, deterministic=self.deterministic,
                 device=self.device, chunk_rows=self.chunk_rows, memory_limit=self.memory_limit, seed=generator,
@@ -81,7 +83,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
             )  # fmt: skip
         for warning in caught:
             category = (
-                SklearnConvergenceWarning if issubclass(warning.category, loop.ConvergenceWarning) else warning.category
+                SklearnConvergenceWarning if issubclass(warning.category, ConvergenceWarning) else warning.category
             )
             warnings.warn(str(warning.message), category, stacklevel=2)
         self.cluster_centers_ = np.asarray(result.centroids)
@@ -140,7 +142,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         return read_model(path, cls)
 
     def _validated(self, X: Any, *, reset: bool) -> np.ndarray:
-        check_choice(self.metric, "metric", loop.METRICS)
+        check_choice(self.metric, "metric", METRICS)
         if isinstance(X, np.memmap) and X.dtype in (np.float32, np.float64) and X.ndim == 2 and reset:
             self.n_features_in_ = X.shape[1]
             return X

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from neurips26.flash_kmeans.arguments import check_weights
 from neurips26.flash_kmeans.choices import DEFAULTS, Choices
 from neurips26.flash_kmeans.engine import Engine, Step
 from neurips26.flash_kmeans.gpu_plan import ARCHITECTURES, Device, plan_update
 from neurips26.flash_kmeans.gpu_update import launch_update
 from neurips26.flash_kmeans.init import initial_centroids
+from neurips26.flash_kmeans.loop import EmptyClusterError, KMeansResult
 from neurips26.flash_kmeans.precision import Assigned, assign_points
 from neurips26.flash_kmeans.rows import Rows, largest_square, raise_out_of_range, summarise
 from neurips26.flash_kmeans.stream import ChunkStream
@@ -218,8 +220,6 @@ def device_loop(
 
 def _fill(x, centroids, labels, sums, mass, lost, weights, empty) -> torch.Tensor:
     """Give the farthest points to empty clusters (in place in `sums` and `mass`); waits for the device, and happens rarely."""
-    from neurips26.flash_kmeans.loop import EmptyClusterError
-
     moved = torch.zeros_like(lost)
     for p in torch.nonzero(lost)[:, 0].tolist():
         waiting = torch.nonzero(mass[p] <= 0)[:, 0].tolist()
@@ -288,8 +288,6 @@ def kmeans_resident(
     check_finite, seed, choices,
 ) -> Any:  # fmt: skip
     """`kmeans` for data on the device: a batch of one."""
-    from neurips26.flash_kmeans.loop import KMeansResult, check_weights
-
     family = x if isinstance(x, torch.Tensor) else None
     tensor = _tensor(x).detach().to(where)
     if tensor.dim() != 2 or 0 in tensor.shape:
@@ -336,7 +334,6 @@ def batched_on_gpu(
 ) -> Any:  # fmt: skip
     """`batched_kmeans` for data on the device."""
     from neurips26.flash_kmeans.batched import check_batch_weights, check_lengths
-    from neurips26.flash_kmeans.loop import KMeansResult
 
     family = x if isinstance(x, torch.Tensor) else None
     tensor = _tensor(x).detach().to(where)

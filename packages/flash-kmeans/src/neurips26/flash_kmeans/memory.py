@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from neurips26.flash_kmeans.loop import kmeans
+from neurips26.flash_kmeans.fit import kmeans
 
 __all__ = ["extra_bytes"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from neurips26.flash_kmeans.loop import kmeans
+from neurips26.flash_kmeans.fit import kmeans
 from neurips26.shared.plots import BASELINE, OURS, figure
 
 __all__ = ["inertia_curves", "quantised", "speed_map"]

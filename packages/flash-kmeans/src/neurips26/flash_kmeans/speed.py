@@ -18,7 +18,7 @@ import torch
 
 from neurips26.flash_kmeans import datasets
 from neurips26.flash_kmeans.assign import inertia
-from neurips26.flash_kmeans.loop import kmeans
+from neurips26.flash_kmeans.fit import kmeans
 from neurips26.flash_kmeans.update import update_centroids
 from neurips26.shared.threads import limit
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from neurips26.flash_kmeans.arguments import check_weights, like
 from neurips26.flash_kmeans.cpu_kernels import kernels
-from neurips26.flash_kmeans.loop import check_weights, like
 from neurips26.flash_kmeans.rows import BLOCK, Rows, check_labels, refuse_not_finite, rows_of
 from neurips26.shared.arrays import check_int
 

@@ -21,15 +21,13 @@ from neurips26.flash_kmeans.claims.timing import (
 from neurips26.flash_kmeans.claims.resources import (
     out_of_core,
 )
-from neurips26.flash_kmeans.claims.timing import (
-    skew,
-)
 from neurips26.flash_kmeans.claims.on_gpu import (
     gpu_flash_assign,
     gpu_end_to_end,
     gpu_small_segments,
     gpu_first_call,
     gpu_sort_inverse,
+    gpu_skew,
     gpu_certified,
     gpu_memory,
     gpu_overlap,
@@ -45,6 +43,7 @@ __all__ = [
     "gpu_flash_assign",
     "gpu_memory",
     "gpu_overlap",
+    "gpu_skew",
     "gpu_small_segments",
     "gpu_sort_inverse",
     "init_speed",
@@ -52,7 +51,6 @@ __all__ = [
     "no_distance_matrix",
     "out_of_core",
     "same_quality",
-    "skew",
     "speed_every_shape",
     "speed_grid",
 ]

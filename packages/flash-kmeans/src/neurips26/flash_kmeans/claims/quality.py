@@ -12,7 +12,7 @@ from neurips26.flash_kmeans import datasets, pictures
 from neurips26.flash_kmeans.assign import assign
 from neurips26.flash_kmeans.choices import Choices
 from neurips26.flash_kmeans.claims.used import DIGITS, PHOTOGRAPH, TOKENS
-from neurips26.flash_kmeans.loop import kmeans
+from neurips26.flash_kmeans.fit import kmeans
 from neurips26.shared.claims import Claim, Criterion, Measurement, Series, measures
 from neurips26.shared.context import Context
 from neurips26.shared.threads import limit

@@ -11,7 +11,7 @@ import numpy as np
 
 from neurips26.flash_kmeans import datasets
 from neurips26.flash_kmeans.claims.used import MIXTURE
-from neurips26.flash_kmeans.loop import kmeans
+from neurips26.flash_kmeans.fit import kmeans
 from neurips26.shared.bench import measure
 from neurips26.shared.claims import Claim, Criterion, Measurement, Series, measures
 from neurips26.shared.context import Context
