@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib import resources
@@ -207,8 +208,6 @@ def _build(meta: Meta, arrays: dict[str, np.ndarray], where: str) -> Checkpoint:
 
 def _nest(flat: dict[str, np.ndarray]) -> Any:
     """Inverse of JAX key paths: "[0]['w']" -> [{"w": ...}]."""
-    import re
-
     root: dict[Any, Any] = {}
     for path, value in flat.items():
         keys = [int(i) if i else k for i, k in re.findall(r"\[(?:(\d+)|'([^']+)')\]", path)]

@@ -97,7 +97,63 @@ def collect(
     return {k: v[keep] for k, v in flat.items()}
 
 
+def exploration(cfg: CriticConfig, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Standard deviation of every robot's action noise, and its correlation in time (none for every other robot)."""
+    return rng.uniform(*cfg.noise, cfg.robots), np.where(np.arange(cfg.robots) % 2 == 0, cfg.correlation, 0.0)
+
+
+def normalised(obs: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """What the networks see of raw observations."""
+    return np.clip((obs - mean) / std, -10, 10).astype(np.float32)
+
+
+def joined(parts: list[dict[str, np.ndarray]], mean: np.ndarray, std: np.ndarray) -> dict[str, jax.Array]:
+    """All transitions as the learner takes them: float32, observations normalised."""
+    data = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
+    return {
+        k: jnp.asarray(normalised(v, mean, std) if k in ("obs", "next") else v.astype(np.float32))
+        for k, v in data.items()
+    }
+
+
+def read_round(cfg: CriticConfig, out: Path, r: int, act: Any) -> dict[str, np.ndarray]:
+    """The transitions of round r from `out`; they are collected with `act` first where the file is not there yet."""
+    path = out / f"round{r:03d}.npz"
+    if not path.exists():
+        noise, correlation = exploration(cfg, np.random.default_rng([cfg.seed, 31, r]))
+        first = 200_000 + 1000 * cfg.seed + 100 * r
+        seeds, disturb = list(range(first, first + cfg.robots)), r % cfg.disturbed_every == 0
+        rows = collect(act, cfg.robot, seeds, cfg.ticks, noise, correlation, cfg.seed * 1000 + r, disturb)
+        storage.save_tree(path, rows)
+    with np.load(path) as file:
+        return {name: file[f"leaf['{name}']"] for name in ("obs", "action", "reward", "next", "fallen")}
+
+
+def begin(cfg: CriticConfig, policy: networks.Architecture, actor: Any, critics: Any) -> tuple[Any, dict[str, Any]]:
+    """The compiled updates and the state that they start from; the state owns copies, since updates donate it."""
+    opt, actor_opt, many = make_update(cfg, policy.apply, policy.project)
+    actor, critics, slow = (jax.tree.map(lambda x: jnp.array(x, copy=True), x) for x in (actor, critics, critics))
+    start = {"actor": actor, "actor_opt": actor_opt.init(actor), "critics": critics, "target": slow}
+    return many, start | {"opt": opt.init(critics), "count": jnp.zeros((), jnp.int32)}
+
+
+def learn(
+    cfg: CriticConfig,
+    many: Any,
+    state: dict[str, Any],
+    data: dict[str, jax.Array],
+    rng: np.random.Generator,
+    seed: int,
+    train_actor: bool = False,
+) -> tuple[dict[str, Any], jax.Array]:
+    """`cfg.updates` updates on batches drawn by `rng`, and their losses; `seed` is that of the smoothing noise."""
+    index = jnp.asarray(rng.integers(0, len(data["reward"]), (cfg.updates, cfg.batch)), jnp.int32)
+    keys = jax.random.key_data(jax.random.split(jax.random.key(seed), cfg.updates))
+    return many(state, index, keys, data, train_actor)
+
+
 def make_update(cfg: CriticConfig, actor_apply: Any, actor_project: Any) -> Any:
+    """Both optimisers, and the jitted function that makes one update a row of its indices."""
     arch = networks.get(cfg.arch)
     atoms = jnp.asarray(support(cfg.v_min, cfg.v_max, cfg.atoms))
     opt = optax.adamw(cfg.lr, weight_decay=cfg.weight_decay)
@@ -174,24 +230,17 @@ def refit(
     """
     meta = ckpt.meta
     cfg = CriticConfig(robot=meta.robot, arch=meta.critic_arch, atoms=meta.atoms, v_min=meta.v_min, v_max=meta.v_max,
-                       discount=meta.discount, target=target)  # fmt: skip
-    policy = networks.get(meta.arch)
-    opt, actor_opt, many = make_update(cfg, policy.apply, policy.project)
-    actor, critics, slow = (jax.tree.map(jnp.array, x) for x in (ckpt.actor, ckpt.critics, ckpt.critics))
-    state = {"actor": actor, "actor_opt": actor_opt.init(actor), "critics": critics, "target": slow,
-             "opt": opt.init(critics), "count": jnp.zeros((), jnp.int32)}  # fmt: skip
+                       discount=meta.discount, target=target, robots=robots, updates=updates)  # fmt: skip
+    many, state = begin(cfg, networks.get(meta.arch), ckpt.actor, ckpt.critics)
     rng, parts = np.random.default_rng([seed, 71]), []
     for r in range(rounds):
-        noise, seeds = rng.uniform(*cfg.noise, robots), range(500_000 + 1000 * seed + 100 * r, 10**9)[:robots]
-        correlation = np.where(np.arange(robots) % 2 == 0, cfg.correlation, 0.0)
+        noise, correlation = exploration(cfg, rng)
+        first = 500_000 + 1000 * seed + 100 * r
         pushed = shift is None and r == 0  # bad states stay in the data, but are not the rule
-        parts.append(collect(ckpt.act, meta.robot, list(seeds), ticks, noise, correlation, seed + r, pushed, shift))
-        data = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
-        for k in ("obs", "next"):
-            data[k] = np.clip((data[k] - ckpt.mean) / ckpt.std, -10, 10)
-        index = jnp.asarray(rng.integers(0, len(data["reward"]), (updates, cfg.batch)), jnp.int32)
-        keys = jax.random.key_data(jax.random.split(jax.random.key(seed * 1000 + r), updates))
-        state, _ = many(state, index, keys, {k: jnp.asarray(v, jnp.float32) for k, v in data.items()}, False)
+        seeds = list(range(first, first + robots))
+        parts.append(collect(ckpt.act, meta.robot, seeds, ticks, noise, correlation, seed + r, pushed, shift))
+        data = joined(parts, ckpt.mean, ckpt.std)
+        state, _ = learn(cfg, many, state, data, rng, seed * 1000 + r)
     return replace(ckpt, critics=jax.tree.map(np.asarray, state["critics"]))
 
 
@@ -213,64 +262,29 @@ def fit(
     storage.claim_config(out / "config.json", json.loads(json.dumps(asdict(cfg))), free=("rounds",))
     arch, policy = networks.get(cfg.arch), networks.get(actor_arch)
     d, nu, _ = SIZES[cfg.robot]
-    opt, actor_opt, many = make_update(cfg, policy.apply, policy.project)
-    k1, k2 = jax.random.split(jax.random.key(cfg.seed + 17))
-    critics = [arch.init(k, d + nu, cfg.width, cfg.depth, cfg.atoms, 0.1) for k in (k1, k2)]
-    actor = jax.tree.map(jnp.asarray, actor)
-    copied = jax.tree.map(lambda x: jnp.array(x, copy=True), critics)
-    state = {
-        "actor": jax.tree.map(lambda x: jnp.array(x, copy=True), actor),
-        "actor_opt": actor_opt.init(actor),
-        "critics": critics,
-        "target": copied,
-        "opt": opt.init(critics),
-        "count": jnp.zeros((), jnp.int32),
-    }
+    keys = jax.random.split(jax.random.key(cfg.seed + 17))
+    critics = [arch.init(k, d + nu, cfg.width, cfg.depth, cfg.atoms, 0.1) for k in keys]
+    many, state = begin(cfg, policy, actor, critics)
     first, files = 0, out / "checkpoint.npz"
     if files.exists():
         state, extra = storage.load_tree(files, state)
         first = int(extra["round"])
         storage.truncate_jsonl(out / "metrics.jsonl", "round", first)
-    act = jax.jit(lambda p, o: jnp.tanh(policy.apply(p, o)))
-
-    def normalise(o: np.ndarray) -> np.ndarray:
-        return np.clip((o - mean) / std, -10, 10).astype(np.float32)
+    body = jax.jit(lambda p, o: jnp.tanh(policy.apply(p, o)))
 
     for r in range(first, cfg.rounds):
-        path = out / f"round{r:03d}.npz"
-        if not path.exists():
-            rng = np.random.default_rng([cfg.seed, 31, r])
-            noise = rng.uniform(*cfg.noise, cfg.robots)
-            correlation = np.where(np.arange(cfg.robots) % 2 == 0, cfg.correlation, 0.0)
-            frozen = state["actor"]
-            seeds = [200_000 + 1000 * cfg.seed + 100 * r + i for i in range(cfg.robots)]
-            rows = collect(
-                lambda o, frozen=frozen: np.asarray(act(frozen, jnp.asarray(normalise(o)))),
-                cfg.robot,
-                seeds,
-                cfg.ticks,
-                noise,
-                correlation,
-                cfg.seed * 1000 + r,
-                disturb=r % cfg.disturbed_every == 0,
-            )
-            storage.save_tree(path, rows)
-        parts = []
-        for k in range(r + 1):
-            with np.load(out / f"round{k:03d}.npz") as f:
-                parts.append({name: f[f"leaf['{name}']"] for name in ("obs", "action", "reward", "next", "fallen")})
-        data = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
-        device = {
-            k: jnp.asarray(normalise(v) if k in ("obs", "next") else v.astype(np.float32)) for k, v in data.items()
-        }
+        theta = state["actor"]
+
+        def act(obs: np.ndarray, theta: Any = theta) -> np.ndarray:
+            return np.asarray(body(theta, jnp.asarray(normalised(obs, mean, std))))
+
+        parts = [read_round(cfg, out, k, act) for k in range(r + 1)]  # of which the last one may have to be collected
         start, train_actor = time.process_time(), cfg.actor_lr > 0 and r >= cfg.actor_from
         rng = np.random.default_rng([cfg.seed, 37, r])
-        index = jnp.asarray(rng.integers(0, len(data["reward"]), (cfg.updates, cfg.batch)), jnp.int32)
-        keys = jax.random.key_data(jax.random.split(jax.random.key(cfg.seed * 1000 + r), cfg.updates))
-        state, losses = many(state, index, keys, device, train_actor)
+        state, losses = learn(cfg, many, state, joined(parts, mean, std), rng, cfg.seed * 1000 + r, train_actor)
         line = {
             "round": r + 1,
-            "transitions": len(data["reward"]),
+            "transitions": sum(len(p["reward"]) for p in parts),
             "falls": float(parts[-1]["fallen"].mean()),
             "loss": float(losses[-200:].mean()),
             "cpu_seconds": round(time.process_time() - start),
@@ -287,9 +301,7 @@ def fit(
         atoms=cfg.atoms,
         discount=cfg.discount,
         status="unchecked",
-        card=card | {"critic": {**asdict(cfg), "rounds": cfg.rounds}},
+        card=card | {"critic": asdict(cfg)},
     )
-    leaves = jax.tree.map(np.asarray, state)
-    return Checkpoint(
-        meta, leaves["actor"], leaves["critics"], np.asarray(mean, np.float32), np.asarray(std, np.float32)
-    )
+    nets = jax.tree.map(np.asarray, (state["actor"], state["critics"]))
+    return Checkpoint(meta, *nets, np.asarray(mean, np.float32), np.asarray(std, np.float32))

@@ -102,14 +102,20 @@ def greedy_gain(ckpt: Checkpoint, obs: np.ndarray, steps: int = 10, size: float 
     return float((best.mean() - start.mean()) / jnp.abs(start.mean()))
 
 
-def check_gates(ckpt: Checkpoint, episodes: int = EPISODES, ticks: int = 1000, cost_robots: int = 16) -> dict[str, Any]:
-    """All four gates with their figures; `passed` maps K1..K4 to a truth value."""
-    seeds = range(700_000, 700_000 + episodes)
-    nominal = shifts.Nominal()
-    walk: Rollout = rollout(ckpt, "none", nominal, seeds, ticks=ticks)
-    still: Rollout = rollout(ckpt, "zero", nominal, seeds, ticks=ticks)
+def first_robot(ckpt: Checkpoint) -> int:
+    """The first of the robots that judge a checkpoint; no stage of training and no choice has seen them.
+
+    How long to distil was decided after a look at 240 of those that judge trained actors: distilled ones meet others.
+    """
+    return 800_000 if "distilled" in ckpt.meta.card else 700_000
+
+
+def walking(ckpt: Checkpoint, seeds: Sequence[int], ticks: int) -> dict[str, float]:
+    """K1: the frozen policy beside standing still, robot by robot."""
+    walk: Rollout = rollout(ckpt, "none", shifts.Nominal(), seeds, ticks=ticks)
+    still: Rollout = rollout(ckpt, "zero", shifts.Nominal(), seeds, ticks=ticks)
     margin, low, _ = stats.mean_interval(list(walk.returns() - still.returns()), 0.95)
-    k1 = {
+    return {
         "return": float(walk.returns().mean()),
         "standing": float(still.returns().mean()),
         "margin": margin,
@@ -117,23 +123,33 @@ def check_gates(ckpt: Checkpoint, episodes: int = EPISODES, ticks: int = 1000, c
         "tracking": float(walk.tracking[walk.alive].mean()),
         "angular": float(walk.angular[walk.alive].mean()),
         "falls": float(walk.fallen.mean()),
-        "episodes": episodes,
+        "episodes": len(seeds),
+        "first_robot": seeds[0],
     }
-    seen = visits(ckpt, range(710_000, 710_000 + 32), min(ticks, 600))
+
+
+def shift_costs(ckpt: Checkpoint, seeds: Sequence[int], ticks: int) -> dict[str, float]:
+    """K4: the share of the nominal return that each shift of severity 3 takes from the frozen policy."""
+
+    def earned(shift: shifts.Shift) -> float:
+        return float(rollout(ckpt, "none", shift, seeds, ticks=ticks).returns().mean())
+
+    nominal = earned(shifts.Nominal())
+    return {name: 1 - earned(shifts.of_severity(ckpt.meta.robot, name, 3)) / nominal for name in shifts.SHIFTS}
+
+
+def check_gates(ckpt: Checkpoint, episodes: int = EPISODES, ticks: int = 1000, cost_robots: int = 16) -> dict[str, Any]:
+    """All four gates with their figures; `passed` maps K1..K4 to a truth value."""
+    first = first_robot(ckpt)
+    seeds = range(first, first + episodes)
+    k1 = walking(ckpt, seeds, ticks)
+    seen = visits(ckpt, range(first + 10_000, first + 10_032), min(ticks, 600))
     k2 = calibration(ckpt, seen)
     sample = seen["obs"][seen["active"]][:: max(1, int(seen["active"].sum()) // 2000)]
     k3 = {"rise": greedy_gain(ckpt, sample)}
-    k4 = {}
-    base = rollout(ckpt, "none", nominal, seeds[:cost_robots], ticks=ticks).returns().mean()
-    for name in shifts.SHIFTS:
-        hurt = (
-            rollout(ckpt, "none", shifts.of_severity(ckpt.meta.robot, name, 3), seeds[:cost_robots], ticks=ticks)
-            .returns()
-            .mean()
-        )
-        k4[name] = float(1 - hurt / base)
+    k4 = shift_costs(ckpt, seeds[:cost_robots], ticks)
     passed = {
-        "K1": k1["tracking"] >= TRACKING and low >= MARGIN and k1["falls"] <= FALLS,
+        "K1": k1["tracking"] >= TRACKING and k1["margin_low"] >= MARGIN and k1["falls"] <= FALLS,
         "K2": k2["pearson"] >= PEARSON and abs(k2["bias"]) <= BIAS and k2["end_mass"] < END_MASS,
         "K3": k3["rise"] < GREEDY,
         "K4": all(v >= COST for v in k4.values()),

@@ -20,6 +20,8 @@ from .checkpoint import SIZES, Checkpoint, CheckpointError, Meta
 __all__ = ["from_brax", "from_fasttd3", "from_torch"]
 
 Tensors = Mapping[str, Any]
+#: what a SimbaV2 network of FastTD3 is made with, behind `actor_` or `critic_`
+SCALERS = ("scaler_init", "scaler_scale", "alpha_init", "alpha_scale")
 
 
 def _numpy(value: Any) -> np.ndarray:
@@ -62,41 +64,65 @@ def _dense(state: Tensors, *prefixes: str) -> list[dict[str, np.ndarray]]:
     return layers
 
 
-def _hyper(state: Tensors, prefix: str, embed: tuple[float, float], alpha: tuple[float, float]) -> dict[str, Any]:
-    """A SimbaV2 body: a Scaler multiplies by its parameter times init / scale, which is folded into one vector."""
+def _simbav2(state: Tensors, prefix: str, who: str, factors: Mapping[str, Any]) -> dict[str, Any]:
+    """The SimbaV2 body under `prefix`: a Scaler multiplies by its parameter times init / scale, which is folded into one
+    vector.
+
+    `factors` has those of `<who>_...` of `SCALERS` that are not FastTD3's defaults.
+    """
+
+    def tensor(name: str) -> np.ndarray:
+        if prefix + name not in state:
+            raise CheckpointError(f"{prefix}{name}: missing; is this a SimbaV2 checkpoint?")
+        return _numpy(state[prefix + name])
 
     def kernel(name: str) -> np.ndarray:
-        key = f"{prefix}{name}.w.weight"
-        if key not in state:
-            raise CheckpointError(f"{key}: missing; is this a SimbaV2 checkpoint?")
-        w = _numpy(state[key]).T
+        w = tensor(f"{name}.w.weight").T
         return w / np.maximum(np.linalg.norm(w, axis=0), 1e-8)
 
-    def scaler(name: str, factor: float) -> np.ndarray:
-        return _numpy(state[f"{prefix}{name}.scaler"]) * factor
+    def scaler(name: str, factor: float = 1.0) -> np.ndarray:
+        return tensor(f"{name}.scaler") * factor
+
+    def quotient(kind: str, start: float, scale: float) -> float:
+        return factors.get(f"{who}_{kind}_init", start) / factors.get(f"{who}_{kind}_scale", scale)
 
     pattern = re.compile(re.escape(prefix) + r"encoder\.(\d+)\.")
     blocks = sorted({int(m.group(1)) for k in state if (m := pattern.match(k))})
+    width = scaler("embedder.scaler").size
+    features = quotient("scaler", np.sqrt(2 / width), np.sqrt(2 / width))
+    mix = quotient("alpha", 1 / (len(blocks) + 1), 1 / np.sqrt(width))
     head = "mean_" if f"{prefix}predictor.mean_w1.w.weight" in state else ""
-    bias = _numpy(state[f"{prefix}predictor.{head}bias"])
+    bias = tensor(f"predictor.{head}bias")
     return {
         "hyper_embed": kernel("embedder.w"),
-        "embed_scale": scaler("embedder.scaler", embed[0] / embed[1]),
+        "embed_scale": scaler("embedder.scaler", features),
         "blocks": [
             {
                 "hyper_up": kernel(f"encoder.{k}.mlp.w1"),
-                "scale": scaler(f"encoder.{k}.mlp.scaler", embed[0] / embed[1]),
+                "scale": scaler(f"encoder.{k}.mlp.scaler", features),
                 "hyper_down": kernel(f"encoder.{k}.mlp.w2"),
-                "mix": scaler(f"encoder.{k}.alpha_scaler", alpha[0] / alpha[1]),
+                "mix": scaler(f"encoder.{k}.alpha_scaler", mix),
             }
             for k in blocks
         ],
         "hyper_head": kernel(f"predictor.{head}w1"),
-        "head_scale": scaler(f"predictor.{head}scaler", 1.0),
+        "head_scale": scaler(f"predictor.{head}scaler"),
         "hyper_out": kernel(f"predictor.{head}w2"),
         "out_scale": np.full(len(bias), 0.25, np.float32),  # the network multiplies by 4
         "bias": bias,
     }
+
+
+def _support(qnet: Tensors, args: Mapping[str, Any], v_min: float | None, v_max: float | None) -> tuple[float, float]:
+    """Ends of the critic's support: what is passed wins over the file's atoms, and those over its `args`."""
+    stored = args.get("v_min"), args.get("v_max")
+    if "q_support" in qnet:
+        atoms = _numpy(qnet["q_support"])
+        stored = float(atoms[0]), float(atoms[-1])
+    low, high = (given if given is not None else found for given, found in zip((v_min, v_max), stored, strict=True))
+    if low is None or high is None:
+        raise CheckpointError("v_min: expected the critic's support in the file or as an argument, found neither")
+    return float(low), float(high)
 
 
 def _normaliser(state: Tensors | None, size: int, eps: float) -> tuple[np.ndarray, np.ndarray]:
@@ -143,38 +169,25 @@ def from_fasttd3(
     data = _read(source)
     actor, qnet = _part(data, "actor_state_dict"), _part(data, "qnet_state_dict")
     args = dict(data.get("args") or {})
-    if "q_support" in qnet:
-        ends = _numpy(qnet["q_support"])
-        args |= {"v_min": float(ends[0]), "v_max": float(ends[-1])}
-    low = v_min if v_min is not None else args.get("v_min")
-    high = v_max if v_max is not None else args.get("v_max")
-    if low is None or high is None:
-        raise CheckpointError("v_min: expected the critic's support in the file or as an argument, found neither")
-    simba = "embedder.w.w.weight" in actor
-    if simba:
-        trees = []
-        for who, state, prefix in (("actor", actor, ""), ("critic", qnet, "qnet1."), ("critic", qnet, "qnet2.")):
-            width = _numpy(state[f"{prefix}embedder.scaler.scaler"]).size
-            count = len({k.split(".")[prefix.count(".") + 1] for k in state if k.startswith(f"{prefix}encoder.")})
-            start, size = np.sqrt(2 / width), 1 / np.sqrt(width)
-            embed = (
-                scalers.get(f"{who}_scaler_init", args.get(f"{who}_scaler_init", start)),
-                scalers.get(f"{who}_scaler_scale", args.get(f"{who}_scaler_scale", start)),
-            )
-            alpha = (
-                scalers.get(f"{who}_alpha_init", args.get(f"{who}_alpha_init", 1 / (count + 1))),
-                scalers.get(f"{who}_alpha_scale", args.get(f"{who}_alpha_scale", size)),
-            )
-            trees.append(_hyper(state, prefix, embed, alpha))
-        tree, twins, arch = trees[0], trees[1:], "simbav2"
+    unknown = scalers.keys() - {f"{who}_{kind}" for who in ("actor", "critic") for kind in SCALERS}
+    if unknown:
+        raise TypeError(f"scalers: expected actor_... or critic_... with {', '.join(SCALERS)}, got {min(unknown)}")
+    low, high = _support(qnet, args, v_min, v_max)
+    if "embedder.w.w.weight" in actor:
+        arch, factors = "simbav2", args | scalers
+        tree, twins = (
+            _simbav2(actor, "", "actor", factors),
+            [_simbav2(qnet, f"qnet{i}.", "critic", factors) for i in (1, 2)],
+        )
+        inputs, atoms = twins[0]["hyper_embed"].shape[0] - 1, twins[0]["bias"].size
     else:
-        tree = _dense(actor, "net", "fc_mu")
-        twins, arch = [_dense(qnet, f"qnet{i}.net") for i in (1, 2)], "mlp_relu"
+        arch = "mlp_relu"
+        tree, twins = _dense(actor, "net", "fc_mu"), [_dense(qnet, f"qnet{i}.net") for i in (1, 2)]
+        inputs, atoms = twins[0][0]["w"].shape[0], twins[0][-1]["b"].size
     d, nu, _ = SIZES[robot]
-    first = twins[0]["hyper_embed"].shape[0] - 1 if simba else twins[0][0]["w"].shape[0]
-    if first != d + nu:
+    if inputs != d + nu:
         raise CheckpointError(
-            f"qnet: expected a critic of {robot}'s onboard observation and action ({d} + {nu} inputs), got {first}; "
+            f"qnet: expected a critic of {robot}'s onboard observation and action ({d} + {nu} inputs), got {inputs}; "
             "an asymmetric critic needs privileged state, which the robot does not have"
         )
     mean, std = _normaliser(data.get("obs_normalizer_state"), d, normalizer_eps)
@@ -182,9 +195,9 @@ def from_fasttd3(
         robot=robot,
         arch=arch,
         critic_arch=arch,
-        v_min=float(low),
-        v_max=float(high),
-        atoms=int(twins[0]["bias"].size if simba else twins[0][-1]["b"].size),
+        v_min=low,
+        v_max=high,
+        atoms=int(atoms),
         q_scale=q_scale,
         discount=float(discount if discount is not None else args.get("gamma", 0.97)),
         status="imported from FastTD3; gates not checked",

@@ -1,15 +1,14 @@
 """Actor and critic architectures as pure functions over plain pytrees.
 
-An architecture is a pair (init, apply) for a body with one output layer; `register` adds one. Actors give pre-tanh
-actions, critics twin
-logits. `project` re-imposes an architecture's invariants on its parameters and must follow every parameter update
-(only `simbav2` has
-any: unit-norm weight columns).
+An architecture is a triple (init, apply, project) for a body with one output layer; `register` adds one. Actors give
+pre-tanh actions, critics twin logits. `project` re-imposes an architecture's invariants on its parameters and must
+follow every parameter update; only `simbav2` has any: unit-norm weight columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,8 +23,8 @@ Params = Any
 
 
 class Architecture(NamedTuple):
-    """init(key, inputs, width, depth, outputs, last_scale) -> params; apply(params, x) -> outputs; project(params) ->
-    params."""
+    """init(key, inputs, width, depth, outputs, last_scale) -> params; apply(params, x) -> outputs;
+    project(params) -> params."""
 
     init: Callable[..., Params]
     apply: Callable[[Params, jax.Array], jax.Array]
@@ -72,10 +71,10 @@ def mlp_init(key: jax.Array, sizes: tuple[int, ...], last_scale: float = 1.0) ->
     return [_dense(k, n, m, last_scale if i == last else 1.0) for i, (k, n, m) in enumerate(pairs)]
 
 
-def mlp_apply(layers: Params, x: jax.Array) -> jax.Array:
-    """Dense layers with SiLU between them."""
+def mlp_apply(layers: Params, x: jax.Array, activation: Callable[[jax.Array], jax.Array] = jax.nn.silu) -> jax.Array:
+    """Dense layers with SiLU, or another activation, between them."""
     for layer in layers[:-1]:
-        x = jax.nn.silu(x @ layer["w"] + layer["b"])
+        x = activation(x @ layer["w"] + layer["b"])
     return x @ layers[-1]["w"] + layers[-1]["b"]
 
 
@@ -91,22 +90,10 @@ def _mlp_shape(key: jax.Array, n: int, width: int, depth: int, out: int, last_sc
     return mlp_init(key, (n, *[width] * depth, out), last_scale)
 
 
-def _mlp_relu_apply(layers: Params, x: jax.Array) -> jax.Array:
-    for layer in layers[:-1]:
-        x = jax.nn.relu(x @ layer["w"] + layer["b"])
-    return x @ layers[-1]["w"] + layers[-1]["b"]
-
-
-def _mlp_elu_apply(layers: Params, x: jax.Array) -> jax.Array:
-    for layer in layers[:-1]:
-        x = jax.nn.elu(x @ layer["w"] + layer["b"])
-    return x @ layers[-1]["w"] + layers[-1]["b"]
-
-
 register("mlp", _mlp_shape, mlp_apply)
 # what other libraries train: FastTD3 and brax' SAC use ReLU, RSL-RL uses ELU
-register("mlp_relu", _mlp_shape, _mlp_relu_apply)
-register("mlp_elu", _mlp_shape, _mlp_elu_apply)
+register("mlp_relu", _mlp_shape, partial(mlp_apply, activation=jax.nn.relu))
+register("mlp_elu", _mlp_shape, partial(mlp_apply, activation=jax.nn.elu))
 
 
 # -- mlp_ln: LayerNorm after every dense layer, the critic of the house ------------------------------------------------------

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,23 +52,20 @@ class PPOConfig:
     value_coef: float = 1.0
     max_grad_norm: float = 1.0
     init_std: float = 0.6
-    std_cap: tuple[float, float, float] = (
-        0.6,
-        0.12,
-        0.9,
-    )  # exploration is capped: from, to (geometrically), at this fraction of training
+    # exploration is capped: from, to (geometrically), at this fraction of training
+    std_cap: tuple[float, float, float] = (0.6, 0.12, 0.9)
     actor_hidden: tuple[int, ...] = (128, 128)
     value_hidden: tuple[int, ...] = (128, 128)
-    penalty_start: float = 0.25  # factor on all penalties (they make standing the best policy that is easy to find) ...
-    penalty_ramp: tuple[float, float] = (0.5, 0.78)  # ... growing linearly to 1 between these fractions of training
-    wide_tracking: float = (
-        0.5  # weight of an additional, wider velocity kernel exp(-err^2 / 1.5) that standing does not saturate
-    )
+    # factor on all penalties (they make standing the best policy that is easy to find), growing linearly to 1 between
+    # these fractions of training
+    penalty_start: float = 0.25
+    penalty_ramp: tuple[float, float] = (0.5, 0.78)
+    # weight of an additional, wider velocity kernel exp(-err^2 / 1.5) that standing does not saturate
+    wide_tracking: float = 0.5
     wide_until: tuple[float, float] = (0.6, 0.85)  # full weight until the first fraction, zero from the second
     fall_cost: float = 2.0  # taken off at a fall: without it a wild gait that falls now and then is the best one
-    mirror_coef: float = (
-        0.05  # weight of the left-right symmetry loss |mu(o) - M mu(M o)|^2 / sigma^2 (Mittal et al. 2024)
-    )
+    # weight of the left-right symmetry loss |mu(o) - M mu(M o)|^2 / sigma^2 (Mittal et al. 2024)
+    mirror_coef: float = 0.05
     backend: str = "envpool"  # or "mujoco": our simulators, for the last part of training
     command_seconds: float = 5.0  # mean time between commands ("mujoco" only; the task has 5 s)
     push_speed: float = 0.0  # m/s, pushes and bad starts ("mujoco" only)
@@ -155,30 +153,16 @@ def symmetry(env: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     joints = legs, np.tile([-1.0, 1.0, 1.0], 4)
     vector, spin = (np.arange(3), np.array([1.0, -1.0, 1.0])), (np.arange(3), np.array([-1.0, 1.0, -1.0]))
     command = np.arange(3), np.array([1.0, -1.0, -1.0])
-    feet = np.array([1, 0, 3, 2]), np.ones(4)
+    feet = practice.FEET, np.ones(4)
     feet_velocity = legs, np.tile([1.0, -1.0, 1.0], 4)
+    timer = np.arange(1), np.ones(1)
     state = [vector, spin, vector, joints, joints, joints, command]
-    rest = [
-        spin,
-        vector,
-        vector,
-        vector,
-        spin,
-        joints,
-        joints,
-        joints,
-        feet,
-        feet_velocity,
-        feet,
-        vector,
-        (np.arange(1), np.ones(1)),
-    ]
+    rest = [spin, vector, vector, vector, spin, joints, joints, joints, feet, feet_velocity, feet, vector, timer]
 
     def chain(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-        starts = np.cumsum([0, *(len(o) for o, _ in parts)])
-        return np.concatenate([o + s for (o, _), s in zip(parts, starts, strict=False)]), np.concatenate(
-            [s for _, s in parts]
-        )
+        orders, signs = zip(*parts, strict=True)
+        starts = np.cumsum([0, *(len(o) for o in orders[:-1])])
+        return np.concatenate([o + s for o, s in zip(orders, starts, strict=True)]), np.concatenate(signs)
 
     return {"obs": chain(state), "priv": chain(state + rest), "action": joints}
 
@@ -272,9 +256,21 @@ def gae(
     return jax.lax.scan(backward, jnp.zeros_like(delta[0]), (delta, cut), reverse=True)[1]
 
 
-def make_update(cfg: PPOConfig) -> Any:
-    """The jitted update of one iteration."""
-    adam = optax.scale_by_adam()
+def advantages(cfg: PPOConfig, value: Any, priv_stats: Any, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Advantages, standardised over the ticks that count, and targets of the value function, both (t, n)."""
+    valid = batch["valid"]
+    priv = normalise(priv_stats, jnp.concatenate([batch["priv"], batch["last_priv"][None]]))
+    values = networks.mlp_apply(value, priv)[..., 0]
+    next_value = values[1:] * (1 - batch["term"])
+    cut = jnp.maximum(batch["cut"], 1 - valid)
+    adv = gae(batch["reward"], values[:-1], next_value, cut, cfg.discount, cfg.gae_lambda) * valid
+    mean = (adv * valid).sum() / valid.sum()
+    std = jnp.sqrt((valid * (adv - mean) ** 2).sum() / valid.sum()) + 1e-8
+    return (adv - mean) / std, adv + values[:-1]
+
+
+def make_loss(cfg: PPOConfig, reflect: dict[str, Any] | None) -> Any:
+    """(parameters, normalised minibatch) -> PPO's loss and what is logged of it; `reflect` as `symmetry` gives it."""
 
     def loss_fn(params: Any, mb: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
         log_std = params["log_std"]
@@ -297,63 +293,55 @@ def make_update(cfg: PPOConfig) -> Any:
             loss += cfg.mirror_coef * aux["asymmetry"]
         return loss, aux
 
+    return loss_fn
+
+
+def adapted_lr(cfg: PPOConfig, lr: jax.Array, kl: jax.Array) -> jax.Array:
+    """RSL-RL's adaptive step size: smaller where the policy moved too far, larger where it hardly moved."""
+    slower = jnp.where(kl < 0.5 * cfg.desired_kl, lr * 1.2, lr)
+    return jnp.clip(jnp.where(kl > 2 * cfg.desired_kl, lr / 1.2, slower), cfg.lr_min, cfg.lr_max)
+
+
+def make_update(cfg: PPOConfig) -> Any:
+    """The jitted update of one iteration."""
+    adam = optax.scale_by_adam()
     reflect = symmetry(cfg.env) if cfg.mirror_coef > 0 else None
+    gradient = jax.grad(make_loss(cfg, reflect), has_aux=True)
 
     def update(state: Learner, batch: dict[str, jax.Array], top: jax.Array) -> tuple[Learner, dict[str, jax.Array]]:
-        valid = batch["valid"]
         obs_stats, priv_stats = (
-            merge_stats(state.obs_stats, batch["obs"].reshape(-1, batch["obs"].shape[-1])),
-            merge_stats(state.priv_stats, batch["priv"].reshape(-1, batch["priv"].shape[-1])),
+            merge_stats(getattr(state, f"{k}_stats"), batch[k].reshape(-1, batch[k].shape[-1])) for k in ("obs", "priv")
         )
-        priv = normalise(priv_stats, jnp.concatenate([batch["priv"], batch["last_priv"][None]]))
-        values = networks.mlp_apply(state.params["value"], priv)[..., 0]
-        next_value = values[1:] * (1 - batch["term"])
-        cut = jnp.maximum(batch["cut"], 1 - valid)
-        adv = gae(batch["reward"], values[:-1], next_value, cut, cfg.discount, cfg.gae_lambda) * valid
-        target = adv + values[:-1]
-        mean = (adv * valid).sum() / valid.sum()
-        std = jnp.sqrt((valid * (adv - mean) ** 2).sum() / valid.sum()) + 1e-8
+        adv, target = advantages(cfg, state.params["value"], priv_stats, batch)
         # The behaviour policy saw the observation under the statistics of its own iteration; those move little after
         # the first few.
-        flat = {
-            "obs": batch["obs"],
-            "priv": batch["priv"],
-            "u": batch["u"],
-            "logp": batch["logp"],
-            "adv": (adv - mean) / std,
-            "target": target,
-            "valid": valid,
-        }
-        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), flat)
-        n = flat["adv"].shape[0]
-        size = n // cfg.minibatches
+        kept = {k: batch[k] for k in ("obs", "priv", "u", "logp", "valid")}
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept | {"adv": adv, "target": target})
 
-        def one(
-            carry: tuple[Any, Any, jax.Array], idx: jax.Array
-        ) -> tuple[tuple[Any, Any, jax.Array], dict[str, jax.Array]]:
-            params, opt, lr = carry
-            mb = jax.tree.map(lambda x: x[idx], flat)
+        def minibatch(index: jax.Array) -> dict[str, jax.Array]:
+            mb = jax.tree.map(lambda x: x[index], flat)
             if reflect is not None:
                 order, sign = reflect["obs"]
                 mb["obs_mirrored"] = normalise(obs_stats, mb["obs"][:, order] * sign)
-            mb |= {"obs": normalise(obs_stats, mb["obs"]), "priv": normalise(priv_stats, mb["priv"])}
-            grads, aux = jax.grad(loss_fn, has_aux=True)(params, mb)
+            return mb | {"obs": normalise(obs_stats, mb["obs"]), "priv": normalise(priv_stats, mb["priv"])}
+
+        def step(carry: tuple[Any, Any, jax.Array], index: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+            params, opt, lr = carry
+            grads, aux = gradient(params, minibatch(index))
             norm = optax.global_norm(grads)
             grads = jax.tree.map(lambda g: g * jnp.minimum(1.0, cfg.max_grad_norm / (norm + 1e-8)), grads)
-            step, opt = adam.update(grads, opt)
-            params = jax.tree.map(lambda p, g: p - lr * g, params, step)
+            move, opt = adam.update(grads, opt)
+            params = jax.tree.map(lambda p, g: p - lr * g, params, move)
             params["log_std"] = jnp.clip(params["log_std"], -3.0, top)
-            lr = jnp.where(
-                aux["kl"] > 2 * cfg.desired_kl, lr / 1.2, jnp.where(aux["kl"] < 0.5 * cfg.desired_kl, lr * 1.2, lr)
-            )
-            return (params, opt, jnp.clip(lr, cfg.lr_min, cfg.lr_max)), aux
+            return (params, opt, adapted_lr(cfg, lr, aux["kl"])), aux
 
-        key = jax.random.wrap_key_data(state.key)
-        key, *keys = jax.random.split(key, cfg.epochs + 1)
+        n = flat["adv"].shape[0]
+        size = n // cfg.minibatches
+        key, *keys = jax.random.split(jax.random.wrap_key_data(state.key), cfg.epochs + 1)
         order = jnp.concatenate(
             [jax.random.permutation(k, n)[: size * cfg.minibatches].reshape(cfg.minibatches, size) for k in keys]
         )
-        (params, opt, lr), aux = jax.lax.scan(one, (state.params, state.opt, state.lr), order)
+        (params, opt, lr), aux = jax.lax.scan(step, (state.params, state.opt, state.lr), order)
         metrics = {**jax.tree.map(jnp.mean, aux), "lr": lr, "std": jnp.exp(params["log_std"]).mean()}
         return Learner(params, opt, lr, obs_stats, priv_stats, jax.random.key_data(key)), metrics
 
@@ -397,6 +385,36 @@ def start_from(run: str | Path, cfg: PPOConfig, out: str | Path) -> Path:
     return out
 
 
+class Position(NamedTuple):
+    """Where a run stands."""
+
+    state: Learner
+    iteration: int
+    reached: float  # fraction of training that the schedules have come to; a run with more steps does not go back
+
+
+def resume(cfg: PPOConfig, out: Path, allow_changes: bool) -> Position:
+    """The state that the run directory holds, or a fresh one; claims the directory for `cfg`."""
+    probe, actions = make_envs(cfg, 1, 0)
+    obs, _ = probe.reset()
+    state = init_learner(cfg, obs["state"].shape[1], obs["privileged_state"].shape[1], actions)
+    iteration, reached = 0, 0.0
+    if (out / "checkpoint.npz").exists():
+        state, extra = storage.load_tree(out / "checkpoint.npz", state)
+        iteration = int(extra["iteration"])
+        file = out / "config.json"
+        planned = from_json(file.read_text()).total_steps if file.exists() else 0
+        reached = float(extra.get("fraction", iteration * cfg.num_envs * cfg.unroll / max(planned, 1)))
+        storage.truncate_jsonl(out / "metrics.jsonl", "iteration", iteration)
+    storage.claim_config(
+        out / "config.json",
+        json.loads(json.dumps(asdict(cfg))),
+        free=("total_steps", "env_threads"),
+        changed_at=iteration if allow_changes else None,
+    )
+    return Position(state, iteration, reached)
+
+
 def train(
     cfg: PPOConfig, out: str | Path, max_segments: int | None = None, verbose: bool = True, allow_changes: bool = False
 ) -> Path:
@@ -409,72 +427,63 @@ def train(
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    config = json.loads(json.dumps(asdict(cfg)))
-    checkpoint, log = out / "checkpoint.npz", out / "metrics.jsonl"
-
-    probe, actions = make_envs(cfg, 1, 0)
-    obs, _ = probe.reset()
-    sizes = obs["state"].shape[1], obs["privileged_state"].shape[1], actions
-    del probe
-    state, iteration, reached = init_learner(cfg, *sizes), 0, 0.0
-    per_iteration = cfg.num_envs * cfg.unroll
-    if checkpoint.exists():
-        state, extra = storage.load_tree(checkpoint, state)
-        iteration = int(extra["iteration"])
-        # schedules never go back: a finished run with more steps goes on as it ended
-        planned = from_json((out / "config.json").read_text()).total_steps if (out / "config.json").exists() else 0
-        reached = float(extra.get("fraction", iteration * per_iteration / max(planned, 1)))
-        storage.truncate_jsonl(log, "iteration", iteration)
-    storage.claim_config(
-        out / "config.json",
-        config,
-        free=("total_steps", "env_threads"),
-        changed_at=iteration if allow_changes else None,
-    )
+    state, iteration, reached = resume(cfg, out, allow_changes)
     update = make_update(cfg)
+    per_iteration = cfg.num_envs * cfg.unroll
     total = -(-cfg.total_steps // per_iteration)
-    segments = 0
 
     def fraction(at: int) -> float:
         return max(min(reached, 1.0), at / total)
 
+    segments = 0
     with ThreadPoolExecutor(1) as pool:
         while iteration < total and (max_segments is None or segments < max_segments):
-            collector, start, begin = Collector(cfg, iteration // cfg.segment), time.monotonic(), iteration
-            rows = []
-
-            def collect(at: int, state: Learner, collector: Collector = collector) -> Any:
-                actor, log_std = jax.tree.map(np.asarray, (state.params["actor"], state.params["log_std"]))
-                stats = jax.tree.map(np.asarray, state.obs_stats)
-                # copies: the learner's buffers are donated while the collector still reads
-                actor, log_std, stats = jax.tree.map(lambda x: np.array(x, np.float32), (actor, log_std, stats))
-                return pool.submit(collector.collect, actor, log_std, stats, *schedule(cfg, fraction(at)))
-
-            future = collect(iteration, state)
             end = min(total, iteration + cfg.segment)
-            while iteration < end:
-                batch, summary = future.result()
-                if cfg.overlap and iteration + 1 < end:
-                    future = collect(iteration + 1, state)
-                state, metrics = update(state, batch, std_limit(cfg, fraction(iteration)))
-                if not cfg.overlap and iteration + 1 < end:
-                    future = collect(iteration + 1, state)
-                iteration += 1
-                rows.append({**summary, **{k: float(v) for k, v in metrics.items()}})
-                if iteration % 20 == 0 or iteration == end:
-                    mean = {k: round(float(np.mean([r[k] for r in rows])), 5) for k in rows[0]}
-                    rate = (iteration - begin) * per_iteration / (time.monotonic() - start)
-                    line = {
-                        "iteration": iteration,
-                        "steps": iteration * per_iteration,
-                        "steps_per_second": round(rate),
-                        **mean,
-                    }
-                    storage.append_jsonl(log, line)
-                    if verbose:
-                        print(json.dumps(line), flush=True)
-                    rows = []
+            state = run_segment(cfg, out / "metrics.jsonl", update, state, (iteration, end), fraction, pool, verbose)
+            iteration, segments = end, segments + 1
             where = {"iteration": iteration, "steps": iteration * per_iteration, "fraction": fraction(iteration)}
-            storage.save_tree(checkpoint, state, where)
-            segments += 1
-    return checkpoint
+            storage.save_tree(out / "checkpoint.npz", state, where)
+    return out / "checkpoint.npz"
+
+
+def run_segment(
+    cfg: PPOConfig,
+    log: Path,
+    update: Any,
+    state: Learner,
+    span: tuple[int, int],
+    fraction: Callable[[int], float],
+    pool: ThreadPoolExecutor,
+    verbose: bool,
+) -> Learner:
+    """The iterations `span` (first, end) on fresh environments; the next batch is collected while this one is learned."""
+    first, end = span
+    collector, start, rows = Collector(cfg, first // cfg.segment), time.monotonic(), []
+
+    def collect(at: int, state: Learner) -> Any:
+        parts = state.params["actor"], state.params["log_std"], state.obs_stats
+        # copies: the learner's buffers are donated while the collector still reads
+        actor, log_std, stats = jax.tree.map(lambda x: np.array(x, np.float32), parts)
+        return pool.submit(collector.collect, actor, log_std, stats, *schedule(cfg, fraction(at)))
+
+    future = collect(first, state)
+    for iteration in range(first, end):
+        batch, summary = future.result()
+        more = iteration + 1 < end
+        if cfg.overlap and more:
+            future = collect(iteration + 1, state)
+        state, metrics = update(state, batch, std_limit(cfg, fraction(iteration)))
+        if not cfg.overlap and more:
+            future = collect(iteration + 1, state)
+        rows.append({**summary, **{k: float(v) for k, v in metrics.items()}})
+        done = iteration + 1
+        if done % 20 == 0 or done == end:
+            steps = cfg.num_envs * cfg.unroll
+            rate = round((done - first) * steps / (time.monotonic() - start))
+            mean = {k: round(float(np.mean([r[k] for r in rows])), 5) for k in rows[0]}
+            line = {"iteration": done, "steps": done * steps, "steps_per_second": rate, **mean}
+            storage.append_jsonl(log, line)
+            if verbose:
+                print(json.dumps(line), flush=True)
+            rows = []
+    return state

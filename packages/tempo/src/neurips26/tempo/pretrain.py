@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from . import critic, gates, networks, ppo, storage
-from .checkpoint import SIZES, Checkpoint
+from .checkpoint import SIZES, Checkpoint, load
 
 __all__ = ["actor_of", "distil", "pretrain"]
 
@@ -23,15 +23,8 @@ __all__ = ["actor_of", "distil", "pretrain"]
 def actor_of(run: str | Path) -> tuple[Any, np.ndarray, np.ndarray, dict[str, Any]]:
     """Actor, observation mean and standard deviation, and the card of a PPO run directory."""
     run = Path(run)
-    config = json.loads((run / "config.json").read_text())
-    changes = config.pop("changes", [])
-    cfg = ppo.PPOConfig(
-        **{
-            k: tuple(v) if isinstance(v, list) else v
-            for k, v in config.items()
-            if k in ppo.PPOConfig.__dataclass_fields__
-        }
-    )
+    text = (run / "config.json").read_text()
+    cfg, changes = ppo.from_json(text), json.loads(text).get("changes", [])
     sizes = {"Go1": (48, 123, 12), "Go2": (48, 123, 12), "G1J": (103, 216, 29)}[cfg.env[:3]]
     state, extra = storage.load_tree(run / "checkpoint.npz", ppo.init_learner(cfg, *sizes))
     stats = jax.tree.map(np.asarray, state.obs_stats)
@@ -42,8 +35,8 @@ def actor_of(run: str | Path) -> tuple[Any, np.ndarray, np.ndarray, dict[str, An
         "seed": cfg.seed,
         "config": asdict(cfg),
         "changes": changes,
+        "last_metrics": json.loads(last[0]) if last else {},
     }
-    card["last_metrics"] = json.loads(last[0]) if last else {}
     return jax.tree.map(np.asarray, state.params["actor"]), stats["mean"], np.sqrt(stats["var"] + 1e-8), card
 
 
@@ -137,7 +130,7 @@ def distil(
     many = jax.jit(lambda carry, index, o, a: jax.lax.scan(lambda c, i: step(c, i, o, a), carry, index))
 
     def normalise(o: np.ndarray) -> jax.Array:
-        return jnp.asarray(np.clip((o - mean) / std, -10, 10).astype(np.float32))
+        return jnp.asarray(critic.normalised(o, mean, std))
 
     carry, inputs, labels = (student, opt.init(student)), [], []
     losses = jnp.zeros(1)
@@ -160,8 +153,6 @@ def distil(
 
 def seal(ckpt: Checkpoint, path: Path, episodes: int = gates.EPISODES) -> Path:
     """Runs the gates on the weights as they will be stored, and writes file and card."""
-    from .checkpoint import load
-
     ckpt.save(path)  # rounds the weights: what is checked is what is shipped
     ckpt = load(path)
     result = gates.check_gates(ckpt, episodes)
