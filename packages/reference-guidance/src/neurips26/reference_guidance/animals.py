@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from neurips26.reference_guidance.bank import ReferenceBank
-from neurips26.reference_guidance.experiments import BANK, RIVALS, Curve, Rivals, _average, _noise, _pick, control
-from neurips26.reference_guidance.metrics import AttributeClassifier, copy_distance, oriented_gradients, spread
-from neurips26.reference_guidance.toys import Split, VectorFlow, cats_and_dogs, train_flow
+from neurips26.reference_guidance.baselines import RIVALS, Rivals
+from neurips26.reference_guidance.control import BANK, Curve, average, control, draw_noise, measured, pick
+from neurips26.reference_guidance.flows import VectorFlow, train_flow
+from neurips26.reference_guidance.metrics import AttributeClassifier, oriented_gradients
+from neurips26.reference_guidance.toys import Split, cats_and_dogs
 
 __all__ = ["SPECIES", "animal_control", "animal_flow", "photographs_and_judge"]
 
@@ -60,16 +62,15 @@ def animal_control(
     sides: list[list[dict[str, Any]]] = [[], []]
     for draw, species in itertools.product(range(sets), (0, 1)):
         pool = test.where(species=species)
-        inside = _pick(pool, BANK, seed, species, draw)
-        bank, noise = ReferenceBank.from_latents(test.images[inside]), _noise(n, shape, seed, "animals", draw)
+        inside = pick(pool, BANK, seed, species, draw)
+        bank, noise = ReferenceBank.from_latents(test.images[inside]), draw_noise(n, shape, seed, "animals", draw)
         # the target of the probe is the set's species; the rate counts dogs under both
         how = rivals or RIVALS["animals"]
         row = control(flow, bank, judge, species, noise, seed + draw, how, species + 1, curve)
-        x = test.images[_pick(pool[~torch.isin(pool, inside)], 200, seed, species, draw, "rest")]
-        real = {"rate": judge.rate(x, species), "copy": copy_distance(x, bank), "spread": spread(x)}
-        sides[species].append(row | {"held out": real})
-    cats, dogs = (_average(rows) for rows in sides)
-    out = _average([cats, dogs])
+        x = test.images[pick(pool[~torch.isin(pool, inside)], 200, seed, species, draw, "rest")]
+        sides[species].append(row | {"held out": measured(x, judge, species, bank)})
+    cats, dogs = (average(rows) for rows in sides)
+    out = average([cats, dogs])
     for name, row in out.items():
         row["rate"] = dogs[name]["rate"] + cats[name]["rate"] - 1.0
     return out

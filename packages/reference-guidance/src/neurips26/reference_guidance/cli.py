@@ -322,7 +322,7 @@ class Demo:
         if self.what == "moons":
             pictures.moon_fields(path, self.seed)
         elif self.what == "digits":
-            from neurips26.reference_guidance.experiments import digit_flow
+            from neurips26.reference_guidance.digit_experiments import digit_flow
 
             pictures.digit_sheets(path, self.out / "digits-steps.png", digit_flow(self.seed), self.seed)
         else:

@@ -9,10 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neurips26.reference_guidance import animals, experiments
+from neurips26.reference_guidance import animals
 from neurips26.reference_guidance.bank import ReferenceBank
+from neurips26.reference_guidance.control import BANK, draw_noise, pick, settings
+from neurips26.reference_guidance.face_experiments import faces_and_judges, mixed_flow
+from neurips26.reference_guidance.flows import VectorFlow, sample_flow
 from neurips26.reference_guidance.posterior import reference_mean
-from neurips26.reference_guidance.toys import VectorFlow, digits, moons, sample_flow, split
+from neurips26.reference_guidance.toys import digits, moons, split
 from neurips26.shared import plots
 
 __all__ = [
@@ -52,18 +55,16 @@ def contact_sheet(path: Path, rows: list[tuple[str, Tensor]], title: str = "") -
 
 def _digit_bank(digit: int, seed: int) -> ReferenceBank:
     _, test = split(digits(), 0.3, 4)
-    return ReferenceBank.from_latents(
-        test.images[experiments._pick(test.where(digit=digit), experiments.BANK, seed, digit)]
-    )
+    return ReferenceBank.from_latents(test.images[pick(test.where(digit=digit), BANK, seed, digit)])
 
 
 def digit_sheets(sheet: Path, steps_path: Path, flow: VectorFlow, seed: int) -> None:
     """Base, rising strength, nearest reference; and what guidance did at each noise level."""
-    bank, noise = _digit_bank(3, seed), experiments._noise(16, (1, 8, 8), seed, "sheet")
+    bank, noise = _digit_bank(3, seed), draw_noise(16, (1, 8, 8), seed, "sheet")
     rows, last = [("unguided", sample_flow(flow, noise))], noise
-    guidance = experiments.settings(bank, 0.5)
+    guidance = settings(bank, 0.5)
     for strength in (0.5, 1.0, 2.0, 4.0):
-        guidance = experiments.settings(bank, strength)
+        guidance = settings(bank, strength)
         last = sample_flow(flow, noise, guidance)
         rows.append((f"strength {strength:g}", last))
     rows.append(("nearest reference", bank.latents[bank.nearest(last)[0]]))
@@ -103,10 +104,10 @@ def strength_curve(path: Path, rows: dict[int, Any], what: str) -> None:
 def composition_strip(path: Path, flow: VectorFlow, seed: int) -> None:
     """Samples as the share of ones in the set grows."""
     zero, one = _digit_bank(0, seed), _digit_bank(1, seed)
-    noise = experiments._noise(16, (1, 8, 8), seed, "strip")
+    noise = draw_noise(16, (1, 8, 8), seed, "strip")
     rows = []
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        g = experiments.settings(zero.mix(one, share), 2.0, metric="sum")
+        g = settings(zero.mix(one, share), 2.0, metric="sum")
         rows.append((f"{share:.0%} ones", sample_flow(flow, noise, g)))
     contact_sheet(path, rows, "one set of noises, five compositions of the set")
 
@@ -129,16 +130,14 @@ def moon_fields(path: Path, seed: int) -> None:
 
 def face_sheet(path: Path, data: Path, seed: int) -> None:
     """Unguided and guided faces for three attributes, with nearest references."""
-    _, pool, _ = experiments._mixed(data)
-    flow = experiments.mixed_flow(data, seed)
-    noise = experiments._noise(12, tuple(pool.images.shape[1:]), seed, "sheet")
+    _, pool, _ = faces_and_judges(data)
+    flow = mixed_flow(data, seed)
+    noise = draw_noise(12, tuple(pool.images.shape[1:]), seed, "sheet")
     rows = [("unguided", sample_flow(flow, noise))]
     for name, label, target in (("tint", "red", 0), ("style", "sketch", 1), ("layout", "left", 1)):
-        bank = ReferenceBank.from_latents(
-            pool.images[experiments._pick(pool.where(**{name: target}), experiments.BANK, seed, name)]
-        )
+        bank = ReferenceBank.from_latents(pool.images[pick(pool.where(**{name: target}), BANK, seed, name)])
         for strength in (1.0, 2.0):
-            x = sample_flow(flow, noise, experiments.settings(bank, strength))
+            x = sample_flow(flow, noise, settings(bank, strength))
             rows.append((f"{label}, strength {strength:g}", x))
         rows.append((f"{label}, nearest", bank.latents[bank.nearest(x)[0]]))
     contact_sheet(path, rows, "one set of noises, three sets of twenty references")
@@ -148,13 +147,13 @@ def animal_sheet(path: Path, data: Path, seed: int) -> None:
     """Unguided, guided to twenty cats and to twenty dogs at rising strength, nearest references."""
     _, test, _ = animals.photographs_and_judge(data)
     flow = animals.animal_flow(data, seed)
-    noise = experiments._noise(14, tuple(test.images.shape[1:]), seed, "sheet")
+    noise = draw_noise(14, tuple(test.images.shape[1:]), seed, "sheet")
     rows = [("unguided", sample_flow(flow, noise))]
     for species, name in enumerate(animals.SPECIES):
         pool = test.where(species=species)
-        bank = ReferenceBank.from_latents(test.images[experiments._pick(pool, experiments.BANK, seed, species)])
+        bank = ReferenceBank.from_latents(test.images[pick(pool, BANK, seed, species)])
         for strength in (1.0, 2.0, 4.0):
-            x = sample_flow(flow, noise, experiments.settings(bank, strength))
+            x = sample_flow(flow, noise, settings(bank, strength))
             rows.append((f"{name}s, strength {strength:g}", x))
         rows.append((f"{name}s, nearest", bank.latents[bank.nearest(rows[-1][1])[0]]))
     contact_sheet(path, rows, "one set of noises, a set of twenty cats and one of twenty dogs")
@@ -166,7 +165,7 @@ def spg_sheet(path: Path, seed: int) -> None:
 
     model = spg_experiments.trained("SPG", seed)
     _, test = split(digits(), 0.3, 4)
-    noise = experiments._noise(16, (1, 8, 8), seed, "sheet")
+    noise = draw_noise(16, (1, 8, 8), seed, "sheet")
     sets = {"mixed set": test.images} | {f"set of {c}s": test.images[test.where(digit=c)] for c in (0, 3, 8)}
     rows = [(name, spg_experiments.spg_samples(model, noise, refs)) for name, refs in sets.items()]
     contact_sheet(path, rows, "one generator, one set of noises, four sets")

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from neurips26.reference_guidance.bank import ReferenceBank
-from neurips26.reference_guidance.experiments import CHOSEN, _noise, digit_judge
+from neurips26.reference_guidance.baselines import CHOSEN
+from neurips26.reference_guidance.control import draw_noise
+from neurips26.reference_guidance.digit_experiments import digit_judge
 from neurips26.reference_guidance.metrics import copy_distance, frechet_distance, kernel_distance
 from neurips26.reference_guidance.spg import SPG, DiTMean, SPGConfig, euler_sample
 from neurips26.reference_guidance.spg_train import SPGTrainer, TrainConfig
@@ -62,14 +64,14 @@ def spg_samples(model: SPG | DiTMean, noise: Tensor, references: Tensor | None, 
 def tuning_score(kind: str, rate: float, seed: int, n: int = 600) -> float:
     """Frechet distance of one model at one learning rate; the set is the training digits."""
     train, _ = split(digits(), 0.3, 4)
-    samples = spg_samples(train_small(kind, rate, seed, SPG_STEPS // 2), _noise(n, (1, 8, 8), seed), train.images)
+    samples = spg_samples(train_small(kind, rate, seed, SPG_STEPS // 2), draw_noise(n, (1, 8, 8), seed), train.images)
     return frechet_distance(train.images, samples)
 
 
 def spg_quality(seed: int, n: int = 600, steps: int = SPG_STEPS) -> dict[str, Any]:
     """Distances of both models to the training digits, and what a one-class set does to an SPG."""
     train, test = split(digits(), 0.3, 4)
-    noise, judge = _noise(n, (1, 8, 8), seed, "spg"), digit_judge()
+    noise, judge = draw_noise(n, (1, 8, 8), seed, "spg"), digit_judge()
     models = {kind: trained(kind, seed, steps) for kind in ("SPG", "DiT")}
     found = {kind: spg_samples(m, noise, train.images) for kind, m in models.items()}
     found["retrieved mean only"] = spg_samples(models["SPG"], noise, train.images, retrieved_only=True)

@@ -44,7 +44,7 @@ def _rows(ctx: Context) -> dict[int, Any]:
     path = _photographs()
     note_judge(ctx, animals.photographs_and_judge(path)[2].accuracy)
     seeds, trained = flows_in_turn(ctx, 12)
-    return seed_rows(ctx, seeds, lambda s: once("animal_control", path, trained(s), s))
+    return seed_rows(ctx, seeds, lambda s: once(animals.animal_control, path, trained(s), s))
 
 
 @measures(

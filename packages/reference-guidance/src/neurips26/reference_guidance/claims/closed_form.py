@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from neurips26.reference_guidance import experiments, pictures
+from collections.abc import Callable
+from typing import Any
+
+from neurips26.reference_guidance import closed_form, pictures
 from neurips26.reference_guidance.claims.common import (
     COMPOSITION_RANK,
     DIGITS,
@@ -32,7 +35,7 @@ LATE_LABELS = (
 )  # fmt: skip
 def mean_is_velocity(ctx: Context) -> Measurement:
     """Trajectories on digits through the guided scheduler, and guidance of A towards A itself."""
-    rows = seed_rows(ctx, ctx.seeds(5), experiments.exactness)
+    rows = seed_rows(ctx, ctx.seeds(5), closed_form.exactness)
     values = [max(r["drift"], r["idle"]) for r in rows.values()]
     cells = [{"factors": {}, "seed": s, "method": k, "value": v} for s, r in rows.items() for k, v in r.items()]
     return Measurement(ours=Series({"beta": 1, "references": 60}, values), seeds=list(rows), cells=cells, data=[DIGITS])
@@ -48,7 +51,7 @@ def mean_is_velocity(ctx: Context) -> Measurement:
 )  # fmt: skip
 def moons_composition(ctx: Context) -> Measurement:
     """Five shares of moon 1 among 40 references."""
-    rows = seed_rows(ctx, ctx.seeds(10), lambda s: once("moons_composition", s))
+    rows = seed_rows(ctx, ctx.seeds(10), lambda s: once(closed_form.moons_composition, s))
     path = ctx.figure("moons-fields.png")
     pictures.moon_fields(path, ctx.seeds(1)[0])
     return Measurement(cells=share_cells(rows), seeds=list(rows), data=[MOONS], figures=[path])
@@ -63,13 +66,13 @@ def moons_composition(ctx: Context) -> Measurement:
 )  # fmt: skip
 def moons_swap(ctx: Context) -> Measurement:
     """The two ends of the composition sweep."""
-    rows = seed_rows(ctx, ctx.seeds(10), lambda s: once("moons_composition", s))
+    rows = seed_rows(ctx, ctx.seeds(10), lambda s: once(closed_form.moons_composition, s))
     values = [max(r["0"], 1 - r["1"]) for r in rows.values()]
     return Measurement(ours=Series({"references": 40}, values), seeds=list(rows), cells=share_cells(rows), data=[MOONS])
 
 
 # Sparse labels -------------------------------------------------------------------------------------------------------
-def _sparse(ctx: Context, source: str, m: str, against: str, reason: str = "") -> Measurement:
+def _sparse(ctx: Context, source: Callable[..., Any], m: str, against: str, reason: str = "") -> Measurement:
     numbers = (5,) if ctx.tier == "quick" else (1, 2, 5, 10, 20, 50)
     rows = seed_rows(ctx, fresh_seeds(ctx, 10), lambda s: once(source, s, numbers))
     cells = [
@@ -80,7 +83,7 @@ def _sparse(ctx: Context, source: str, m: str, against: str, reason: str = "") -
     by = {rule: Series({"rule": rule, "M": m}, [r[m][rule] for r in rows.values()]) for rule in rules}
     return Measurement(
         ours=by.pop("soft"), baselines=by, compared_to=against, seeds=list(rows), cells=cells,
-        data=[MOONS if source == "moons_labels" else DIGITS], reason=reason,
+        data=[MOONS if source is closed_form.moons_labels else DIGITS], reason=reason,
     )  # fmt: skip
 
 
@@ -93,7 +96,7 @@ def _sparse(ctx: Context, source: str, m: str, against: str, reason: str = "") -
 )  # fmt: skip
 def sparse_labels_five(ctx: Context) -> Measurement:
     """Soft labels against none at M = 5."""
-    return _sparse(ctx, "sparse_labels", "5", "none", LATE_LABELS)
+    return _sparse(ctx, closed_form.sparse_labels, "5", "none", LATE_LABELS)
 
 
 @measures(
@@ -106,7 +109,7 @@ def sparse_labels_five(ctx: Context) -> Measurement:
 )  # fmt: skip
 def sparse_labels_fifty(ctx: Context) -> Measurement:
     """Soft labels against the true labels at M = 50."""
-    return _sparse(ctx, "sparse_labels", "50", "hard", LATE_LABELS)
+    return _sparse(ctx, closed_form.sparse_labels, "50", "hard", LATE_LABELS)
 
 
 @measures(
@@ -118,7 +121,7 @@ def sparse_labels_fifty(ctx: Context) -> Measurement:
 )  # fmt: skip
 def sparse_labels_moons_five(ctx: Context) -> Measurement:
     """The authors' weighted draw at M = 5; along a flow (their rule for MNIST) beside it."""
-    return _sparse(ctx, "moons_labels", "5", "none")
+    return _sparse(ctx, closed_form.moons_labels, "5", "none")
 
 
 @measures(
@@ -131,4 +134,4 @@ def sparse_labels_moons_five(ctx: Context) -> Measurement:
 )  # fmt: skip
 def sparse_labels_moons(ctx: Context) -> Measurement:
     """The authors' weighted draw at M = 50; along a flow (their rule for MNIST) beside it."""
-    return _sparse(ctx, "moons_labels", "50", "hard")
+    return _sparse(ctx, closed_form.moons_labels, "50", "hard")

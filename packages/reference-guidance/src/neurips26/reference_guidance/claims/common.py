@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from importlib import import_module
 from typing import Any
 
-from neurips26.reference_guidance import experiments
+from neurips26.reference_guidance.baselines import RIVAL_GRID, RIVALS, Rivals
+from neurips26.reference_guidance.control import CURVE, STRENGTH_GRID, Curve, setting, settings_grid
 from neurips26.shared import stats
 from neurips26.shared.claims import DataUse, Measurement, Series, Tuning
 from neurips26.shared.context import Context
@@ -23,17 +23,14 @@ FACES = DataUse("olivetti_faces_64.npz", "real")
 COMPOSITION_RANK = "neurips26.reference_guidance.claims:composition_rank"
 MOONS = DataUse("two moons", "generated")
 ANIMALS = DataUse("cifar10_cat_dog.zip", "real")
-
-
-#: Experiments outside ``experiments``; their modules are imported late, as a quick run has no time for all of them.
-_ELSEWHERE = {"spg_quality": "spg_experiments", "animal_control": "animals"}
+#: Strength of guidance by the name of a point of the curve.
+STRENGTHS = {setting(*point): point[1] for point in CURVE}
 
 
 @cache
-def once(name: str, *key: Any) -> Any:
+def once(experiment: Callable[..., Any], *key: Any) -> Any:
     """One computation shared by the claims of a run (each claim keeps its own finished cells on disk)."""
-    module = import_module(f"neurips26.reference_guidance.{_ELSEWHERE.get(name, 'experiments')}")
-    return getattr(module, name)(*key)
+    return experiment(*key)
 
 
 #: The designs of the rows were settled while the first seeds were looked at; a record reports others.
@@ -79,8 +76,10 @@ def cells_of(rows: dict[int, dict[str, Any]], metric: str = "rate") -> list[dict
 
 def series_of(rows: dict[int, dict[str, Any]], name: str, metric: str = "rate", tuned: str = "") -> Series:
     """One metric of one method, one value a seed; ``tuned`` names the data set its setting was chosen on."""
-    setting = {"method": name, "metric": metric} | (experiments.RIVALS[tuned].of(name) if tuned else {})
-    return Series(setting, [row[name][metric] for row in rows.values()])
+    how = {"method": name, "metric": metric} | (RIVALS[tuned].of(name) if tuned else {})
+    if tuned and name in STRENGTHS:
+        how["strength"] = STRENGTHS[name]
+    return Series(how, [row[name][metric] for row in rows.values()])
 
 
 def control_row(rows: dict[int, Any], ours: str, used: DataUse, tuned: str = "", reason: str = "") -> Measurement:
@@ -118,7 +117,7 @@ def not_copied(rows: dict[int, Any], used: DataUse, tuned: str, reason: str = ""
 
 
 def settings_tuning(
-    ctx: Context, measure: Callable[[int, experiments.Curve, experiments.Rivals], dict[str, Any]], ours: bool = False
+    ctx: Context, measure: Callable[[int, Curve, Rivals], dict[str, Any]], ours: bool = False
 ) -> Tuning:
     """The best of three settings of every method on one tuning seed of the data.
 
@@ -126,12 +125,12 @@ def settings_tuning(
     where none is. ``ours`` also chooses the strength of guidance, which other data sets take over.
     """
     seed = ctx.seeds(1)[0]
-    found = ctx.cell({"seed": seed}, lambda: experiments.settings_grid(lambda curve, how: measure(seed, curve, how)))
+    found = ctx.cell({"seed": seed}, lambda: settings_grid(lambda curve, how: measure(seed, curve, how)))
     methods = [m for m in ("ours", "latent average", "SDEdit", "classifier guidance", "prompt") if m in found["0"]]
     cells, chosen = [], {}
     for name in methods:
-        rows = [found[str(i)] for i in range(len(experiments.RIVAL_GRID))]
-        settings = [r.of(name) or {"strength": s} for r, s in zip(experiments.RIVAL_GRID, experiments.STRENGTH_GRID)]
+        rows = [found[str(i)] for i in range(len(RIVAL_GRID))]
+        settings = [r.of(name) or {"strength": s} for r, s in zip(RIVAL_GRID, STRENGTH_GRID)]
         cells += [
             {"factors": {**s, "metric": m}, "seed": seed, "method": name, "value": row[name][m]}
             for s, row in zip(settings, rows) for m in ("rate", "copy")

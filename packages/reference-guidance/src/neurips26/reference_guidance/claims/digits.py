@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from neurips26.reference_guidance import experiments, pictures
+from neurips26.reference_guidance import digit_experiments, pictures
 from neurips26.reference_guidance.claims.common import (
     COMPOSITION_RANK,
     DIGITS,
@@ -20,7 +20,8 @@ from neurips26.reference_guidance.claims.common import (
     settings_tuning,
     share_cells,
 )
-from neurips26.reference_guidance.toys import VectorFlow
+from neurips26.reference_guidance.control import SHORT_CURVE
+from neurips26.reference_guidance.flows import VectorFlow
 from neurips26.shared.claims import Claim, Criterion, Measurement, Series, Tuning, measures, tunes
 from neurips26.shared.context import Context
 
@@ -35,20 +36,22 @@ AVERAGE_DOES_IT = (
 def _flow(ctx: Context, seed: int) -> VectorFlow:
     """The base flow: quick runs share one short training of a narrow network, records train one a seed."""
     if ctx.tier == "quick":
-        return experiments.digit_flow(ctx.seeds(1)[0], experiments.QUICK_STEPS, experiments.QUICK_WIDTH)
-    return experiments.digit_flow(seed)
+        return digit_experiments.digit_flow(
+            ctx.seeds(1)[0], digit_experiments.QUICK_STEPS, digit_experiments.QUICK_WIDTH
+        )
+    return digit_experiments.digit_flow(seed)
 
 
 def _digits(ctx: Context) -> dict[int, Any]:
     size = (8, 4, False) if ctx.tier == "quick" else (12, 5, True)
-    note_judge(ctx, experiments.digit_judge().accuracy)
+    note_judge(ctx, digit_experiments.digit_judge().accuracy)
     return seed_rows(ctx, fresh_seeds(ctx, 10), lambda s: _rows(_flow(ctx, s), s, *size))
 
 
 @cache
 def _rows(flow: VectorFlow, seed: int, per_class: int, classes: int, whole: bool) -> dict[str, Any]:
-    curve = None if whole else experiments.SHORT_CURVE
-    return experiments.digit_control(flow, seed, per_class, classes, curve)
+    curve = None if whole else SHORT_CURVE
+    return digit_experiments.digit_control(flow, seed, per_class, classes, curve)
 
 
 @measures(
@@ -100,7 +103,9 @@ def digits_over_average(ctx: Context) -> Measurement:
 def tune_digits(ctx: Context) -> Tuning:
     """One tuning seed, ten digits."""
     return settings_tuning(
-        ctx, lambda s, curve, how: experiments.digit_control(experiments.digit_flow(s), s, 8, 10, curve, how), ours=True
+        ctx,
+        lambda s, curve, how: digit_experiments.digit_control(digit_experiments.digit_flow(s), s, 8, 10, curve, how),
+        ours=True,
     )
 
 
@@ -126,7 +131,9 @@ def composition(ctx: Context) -> Measurement:
 
 def _composition(ctx: Context) -> dict[int, Any]:
     n = 30 if ctx.tier == "quick" else 100
-    return seed_rows(ctx, fresh_seeds(ctx, 10), lambda s: once("digit_composition", _flow(ctx, s), s, n))
+    return seed_rows(
+        ctx, fresh_seeds(ctx, 10), lambda s: once(digit_experiments.digit_composition, _flow(ctx, s), s, n)
+    )
 
 
 @measures(
@@ -165,7 +172,7 @@ def true_time(ctx: Context) -> Measurement:
     """Strength 0.5 quadratic, window .15-.95, schedule shifted by 3."""
     size = (8, 3.0, 3) if ctx.tier == "quick" else (20, 3.0, 5)
     seeds = fresh_seeds(ctx, 10)
-    rows = seed_rows(ctx, seeds, lambda s: once("released_and_true_time", _flow(ctx, s), s, *size))
+    rows = seed_rows(ctx, seeds, lambda s: once(digit_experiments.released_and_true_time, _flow(ctx, s), s, *size))
     m = control_row(rows, "true time", DIGITS)
     m.compared_to = "released"
     return m

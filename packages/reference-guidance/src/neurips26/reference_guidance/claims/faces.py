@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from neurips26.reference_guidance import experiments, pictures
+from neurips26.reference_guidance import face_experiments, pictures
 from neurips26.reference_guidance.claims.common import (
     FACES,
     NO_TABLE,
@@ -31,10 +31,10 @@ def _faces() -> Path:
 
 def _face_rows(ctx: Context, name: str) -> dict[int, Any]:
     path = _faces()
-    note_judge(ctx, experiments._mixed(path)[2][name].accuracy)
+    note_judge(ctx, face_experiments.faces_and_judges(path)[2][name].accuracy)
     # sets differ most in how well they show a style: four times the seeds of the others
     seeds, trained = flows_in_turn(ctx, 42 if name == "style" else 9)
-    return seed_rows(ctx, seeds, lambda s: once("face_control", path, trained(s), s, 64, (name,))[name])
+    return seed_rows(ctx, seeds, lambda s: once(face_experiments.face_control, path, trained(s), s, 64, (name,))[name])
 
 
 def _face(ctx: Context, name: str, reason: str = "") -> Measurement:
@@ -51,7 +51,7 @@ def _face_claim(id: str, what: str, at_least: float) -> Claim:
 def _tune_face(ctx: Context, name: str) -> Tuning:
     path = _faces()
     return settings_tuning(
-        ctx, lambda s, curve, how: experiments.face_control(path, s, s, 64, (name,), curve, how)[name]
+        ctx, lambda s, curve, how: face_experiments.face_control(path, s, s, 64, (name,), curve, how)[name]
     )
 
 
@@ -83,7 +83,7 @@ def tune_person(ctx: Context) -> Tuning:
 def tune_people(ctx: Context) -> Tuning:
     """Ten people of one tuning seed."""
     path = _faces()
-    return settings_tuning(ctx, lambda s, curve, how: experiments.identity_control(path, s, s, 10, 8, curve, how))
+    return settings_tuning(ctx, lambda s, curve, how: face_experiments.identity_control(path, s, s, 10, 8, curve, how))
 
 
 @measures(_face_claim("faces-colour", "a colour (red)", 0.95), tiers=("cpu",))
@@ -189,6 +189,6 @@ def faces_identity_not_copied(ctx: Context) -> Measurement:
 
 def _people(ctx: Context) -> dict[int, Any]:
     path = _faces()
-    note_judge(ctx, experiments._people(path)[2].accuracy)
+    note_judge(ctx, face_experiments.people_and_judge(path)[2].accuracy)
     seeds, trained = flows_in_turn(ctx, 24)
-    return seed_rows(ctx, seeds, lambda s: once("identity_control", path, trained(s), s))
+    return seed_rows(ctx, seeds, lambda s: once(face_experiments.identity_control, path, trained(s), s))

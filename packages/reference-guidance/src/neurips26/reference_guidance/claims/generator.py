@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from neurips26.reference_guidance import experiments, pictures
+from neurips26.reference_guidance import pictures
+from neurips26.reference_guidance.baselines import CHOSEN
 from neurips26.reference_guidance.claims.common import DIGITS, cells_of, fresh_seeds, once, seed_rows, series_of
 from neurips26.shared.claims import Claim, Criterion, Measurement, Tuning, measures, tunes
 from neurips26.shared.context import Context
@@ -32,7 +33,9 @@ def tune_spg_rate(ctx: Context) -> Tuning:
 
 
 def _spg(ctx: Context) -> dict[int, Any]:
-    return seed_rows(ctx, fresh_seeds(ctx, 8), lambda s: once("spg_quality", s))
+    from neurips26.reference_guidance import spg_experiments
+
+    return seed_rows(ctx, fresh_seeds(ctx, 8), lambda s: once(spg_experiments.spg_quality, s))
 
 
 def _quality(ctx: Context, metric: str) -> Measurement:
@@ -45,7 +48,7 @@ def _quality(ctx: Context, metric: str) -> Measurement:
     base = {k: series_of(rows, k, metric) for k in kinds if metric in next(iter(rows.values()))[k]}
     ours = series_of(rows, "SPG", metric)
     for kind, series in (("SPG", ours), ("DiT", base["DiT"])):
-        series.setting["rate"] = experiments.CHOSEN["spg"][kind]
+        series.setting["rate"] = CHOSEN["spg"][kind]
     return Measurement(
         ours=ours, baselines=base, compared_to="DiT", seeds=list(rows), cells=cells,
         data=[DIGITS], tuned_by="spg-rate", reason="800 steps of small models on 1,258 digits: neither has converged",
