@@ -6,6 +6,8 @@ quantity is a function of the window statistics ``G``, ``C`` and ``Y^T Y``.
 
 from __future__ import annotations
 
+import bisect
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +17,7 @@ import torch
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
+from .nn import FilterBank, InstanceNorm
 from .stats import WindowStats
 
 
@@ -44,9 +47,11 @@ class AlignmentCurve:
         """``P(L)``."""
         return float(self.power.sum())
 
-    def k_at(self, share: float = 0.95) -> int:
-        """The smallest ``k`` with ``P(k) >= share * P(L)``."""
-        return int(np.searchsorted(self.cumulative, share * self.r_squared - 1e-15) + 1)
+    def k_at(self, share: float = 0.95, of: float | None = None) -> int:
+        """The smallest ``k`` with ``P(k) >= share * of``, where ``of`` is ``P(L)`` unless given; one more than there are
+        directions if no ``k`` is enough.
+        """
+        return int(np.searchsorted(self.cumulative, share * (self.r_squared if of is None else of) - 1e-15) + 1)
 
     @property
     def area(self) -> float:
@@ -96,15 +101,34 @@ def learning_curve_gd(curve: AlignmentCurve, steps: ArrayLike, rate: float) -> F
     return curve.target_energy * (1.0 - learnt @ curve.power)
 
 
+def steps_to_learn(curve: AlignmentCurve, share: float = 0.95) -> int:
+    """Steps that full-batch gradient descent with the rate ``N / lam_1`` needs for ``share`` of what it can learn."""
+    rate, goal = curve.count / curve.eigenvalues[0], curve.target_energy * (1.0 - share * curve.r_squared)
+
+    def enough(steps: int) -> bool:
+        return bool(learning_curve_gd(curve, [steps], rate)[0] <= goal)
+
+    high = 1
+    while not enough(high):
+        high *= 2
+    return high // 2 + 1 + bisect.bisect_left(range(high // 2 + 1, high), True, key=enough)
+
+
 def bank_kernel(
-    analysis: Float[np.ndarray, "l r"], synthesis: Float[np.ndarray, "r h"], x: Float[np.ndarray, "n l"]
-) -> Float[np.ndarray, "n h n h"]:
-    """Neural tangent kernel of the global bank ``f(x) = x A B`` between all pairs of rows of ``x``.
+    analysis: Float[np.ndarray, "l r"],
+    synthesis: Float[np.ndarray, "r h"],
+    x: Float[np.ndarray, "n l"],
+    trace: bool = False,
+) -> Float[np.ndarray, "n h n h"] | Float[np.ndarray, "n n"]:
+    """Neural tangent kernel of the global bank ``f(x) = x A B`` between all pairs of rows of ``x``; ``trace`` sums over
+    outputs.
 
     ``Theta(x, x') = (x . x') B^T B + (A^T x) . (A^T x') I_H``: the first term from A, the second from B.
     """
     coefficients = x @ analysis
     horizon = synthesis.shape[1]
+    if trace:
+        return (synthesis**2).sum() * (x @ x.T) + horizon * (coefficients @ coefficients.T)
     return np.einsum("nm,hk->nhmk", x @ x.T, synthesis.T @ synthesis) + np.einsum(
         "nm,hk->nhmk", coefficients @ coefficients.T, np.eye(horizon)
     )
@@ -122,10 +146,25 @@ def empirical_kernel(
         return functional_call(model, p, (row[None],)).squeeze(0)
 
     jacobian: Callable = vmap(jacrev(single), in_dims=(None, 0))
-    parts = [j.flatten(2) for j in jacobian(parameters, x).values()]
-    flat = torch.cat(parts, -1)  # n, h, parameters
+    parts = [j.flatten(2) for j in jacobian(parameters, x).values()]  # n, h, parameters
     spec = "nhp,mhp->nm" if trace else "nhp,mkp->nhmk"
-    return torch.einsum(spec, flat, flat).detach().numpy()
+    return torch.stack([torch.einsum(spec, part, part) for part in parts]).sum(0).numpy()
+
+
+def tangent_metric(bank: FilterBank) -> Float[np.ndarray, "l l"]:
+    """``M`` of a bank's tangent kernel summed over outputs, ``Theta(x, x') = x^T M x'`` on normalised look-backs.
+
+    The gradient of a linear forecaster is linear in its input, so the kernel between the unit look-backs is all of it.
+    """
+    plain = copy.deepcopy(bank)
+    plain.norm = InstanceNorm("none")
+    return np.asarray(empirical_kernel(plain, torch.eye(bank.lookback, dtype=bank.analysis.dtype), trace=True), float)
+
+
+def metric_alignment(stats: WindowStats, metric: Float[np.ndarray, "l l"]) -> AlignmentCurve:
+    """Spectral alignment of the kernel ``x^T M x'``, from the moments of all windows: that of the features ``M^{1/2} x``."""
+    values, vectors = sla.eigh(metric, driver="evd", check_finite=False)
+    return alignment_curve(stats, vectors * np.sqrt(np.maximum(values, 0.0)))
 
 
 def phase_randomised(z: Float[np.ndarray, "t c"], rng: np.random.Generator) -> Float[np.ndarray, "t c"]:

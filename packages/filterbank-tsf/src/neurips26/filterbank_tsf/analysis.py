@@ -8,7 +8,10 @@ from .alignment import (
     empirical_kernel,
     feature_alignment,
     learning_curve_gd,
+    metric_alignment,
     phase_randomised,
+    steps_to_learn,
+    tangent_metric,
     time_shuffled,
 )
 from .filters import frequency_response
@@ -38,6 +41,7 @@ __all__ = [
     "frequency_response",
     "intrinsic_rank",
     "learning_curve_gd",
+    "metric_alignment",
     "numerical_rank",
     "one_standard_error",
     "phase_randomised",
@@ -45,5 +49,7 @@ __all__ = [
     "rank_selection_criterion",
     "spectrum",
     "stable_rank",
+    "steps_to_learn",
+    "tangent_metric",
     "time_shuffled",
 ]

@@ -13,6 +13,7 @@ import scipy.optimize
 import torch
 from jaxtyping import Float
 
+from .choices import DEFAULTS
 from .filters import make_filters, predictive_analysis, predictive_synthesis
 from .nn import FilterBank
 from .regression import RidgePath, leading_eigen
@@ -29,9 +30,9 @@ def fit_bank(
     synthesis_size: int | None = None,
     hop: int | None = None,
     rank: int | None = None,
-    core: str = "lowrank",
+    core: str = DEFAULTS.core,
     alpha: float = 1e-3,
-    init: str = "predictive",
+    init: str = DEFAULTS.filters,
     trainable: bool = True,
     path: RidgePath | None = None,
 ) -> FilterBank:

@@ -1,34 +1,39 @@
-"""Everything the abstract does not settle, in one place: what was chosen, why, and what else it could have been."""
+"""What the abstract does not settle: what was chosen as the default, why, and what else it could have been."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Core = Literal["dense", "lowrank", "depthwise", "shared"]
 
 
 @dataclass(frozen=True)
 class Choices:
     """Our reading of the method. The abstract names the parts; their form below is inferred.
 
+    Three more choices are the architecture itself and no setting. Frames are anchored at the newest sample and the oldest
+    value is repeated on the left (anchored at the oldest sample they would lose recent ones when the stride does not divide
+    L - P). A deep network is a doubly residual stack whose first block starts at the linear optimum (instead of a plain
+    residual stack on coefficients, or one bank with a GELU core). Look-back, rank and penalty are chosen by the rule that
+    the tuning grid ``rule`` decides on (instead of by the smallest validation error, or by blocked cross-validation of the
+    rank with one standard error; all three are rows of the claim ``table``).
+
     Attributes:
         norm: instance normalisation of every window. ``"mean"`` is what RevIN amounts to for a bias-free linear map.
             Alternatives: ``"last"`` (same class of functions without a penalty), ``"none"`` with an intercept.
             Sensitivity in the record: both norms are cells of the claim ``alignment``.
-        selection: how look-back, rank and penalty are chosen without the test part. ``"rehearsed"`` takes the rule that
-            the tuning grid ``rule`` decides on: blocked rehearsals inside training and validation rows, fewest members
-            within one standard error. Alternatives: the minimum on validation, blocked cross-validation of the rank with
-            one standard error. Sensitivity in the record: all three are rows of the claim ``table``.
-        filters: where the filters of a strided bank come from. ``"predictive"`` (eigenvectors of moment blocks).
+        filters: where the filters of a fitted bank come from. ``"predictive"`` (eigenvectors of moment blocks).
             Alternatives: cosine, wavelet, random filters, each with the same closed-form core.
         core: how coefficients are mixed over time. ``"lowrank"``. Alternatives: dense, one matrix a filter, one for all.
-        frames: where frames lie. Anchored at the newest sample, oldest value repeated on the left. Alternative: anchored
-            at the oldest sample, which loses recent samples when the stride does not divide L - P.
-        stack: how a deep network is built from the block. Doubly residual with forecasts added up, the first block at
-            the linear optimum. Alternatives: a plain residual stack on coefficients; a single bank with a GELU core.
+        stack_strides: strides of the blocks of a deep stack after the first, in turn, in periods: several resolutions.
+            Alternative: the same stride in every block.
     """
 
     norm: str = "mean"
-    selection: str = "rehearsed"
     filters: str = "predictive"
-    core: str = "lowrank"
-    frames: str = "newest sample last"
-    stack: str = "doubly residual"
+    core: Core = "lowrank"
+    stack_strides: tuple[float, ...] = (0.25, 0.5, 1.0)
+
+
+DEFAULTS = Choices()

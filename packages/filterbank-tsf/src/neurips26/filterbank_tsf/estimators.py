@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from .bank import fit_bank, polish
+from .choices import DEFAULTS
 from .forecaster import Forecaster, LinearFamily, check_alpha, check_count
 from .frames import Panel
 from .linear import LinearForecaster
@@ -52,7 +53,7 @@ class ReducedRankForecaster(LinearFamily):
         horizon: int = 96,
         rank: int | str | None = "val",
         alpha: float | str = "val",
-        norm: str = "mean",
+        norm: str = DEFAULTS.norm,
         channel_mode: str = "shared",
         groups: Sequence[Any] | Mapping[Any, Any] | None = None,
         missing: str = "error",
@@ -155,11 +156,11 @@ class FilterBankForecaster(LinearFamily):
         kernel_size: int | None = None,
         stride: int | None = None,
         rank: int | None = 8,
-        core: str = "lowrank",
+        core: str = DEFAULTS.core,
         alpha: float | str = "val",
-        norm: str = "mean",
+        norm: str = DEFAULTS.norm,
         solver: str = "closed",
-        init: str = "predictive",
+        init: str = DEFAULTS.filters,
         epochs: int = 5,
         seed: int = 0,
         channel_mode: str = "shared",
@@ -295,7 +296,7 @@ class DeepFilterBankForecaster(Forecaster):
         hidden: int = 32,
         rank: int = 12,
         alpha: float = 1e-2,
-        norm: str = "mean",
+        norm: str = DEFAULTS.norm,
         epochs: int = 10,
         lr: float = 1e-3,
         seed: int = 0,
@@ -391,7 +392,7 @@ class AutoFilterBank(FilterBankForecaster):
         setting_: the chosen ``n_filters``, ``kernel_size``, ``rank`` and ``alpha``.
     """
 
-    def __init__(self, lookback: int = 336, horizon: int = 96, norm: str = "mean", missing: str = "error"):
+    def __init__(self, lookback: int = 336, horizon: int = 96, norm: str = DEFAULTS.norm, missing: str = "error"):
         super().__init__(lookback, horizon, rank=None, norm=norm, missing=missing)
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -20,16 +21,29 @@ import torch
 from neurips26.shared.context import Context
 from neurips26.shared.seeding import rng as stream
 
-from .alignment import alignment_curve, cka, phase_randomised, time_shuffled
+from .alignment import (
+    AlignmentCurve,
+    alignment_curve,
+    bank_kernel,
+    cka,
+    feature_alignment,
+    learning_curve_gd,
+    metric_alignment,
+    phase_randomised,
+    steps_to_learn,
+    tangent_metric,
+    time_shuffled,
+)
 from .bank import fit_bank
 from .nn import DeepFilterBank, FilterBank
 from .peers import make_peer
 from .protocol import LTSFData, block_errors, load_ltsf, runs_of_windows
+from .rank import rank_curve
 from .regression import RidgePath
 from .selection import candidates, choose_on_validation, chosen_forecaster, chosen_rule, rehearse
 from .stats import WindowStats
 from .tables import bank_forecaster
-from .training import TrainConfig, Windows, score, train
+from .training import TrainConfig, TrainResult, Windows, score, train
 
 # Published MSE of FITS after its evaluation was corrected (arXiv 2307.03756, authors' table): nothing here is ours.
 FITS_PUBLISHED: dict[str, dict[int, float]] = {
@@ -82,6 +96,15 @@ TUNING_EPOCHS = 2
 TEST_RUNS = 5
 # The deep stack: every fourth training window (neighbours overlap in all but four steps).
 DEEP_STRIDE, DEEP_BATCH = 4, 32
+# The bank whose tangent kernel is looked at: from cosine filters and a random core to where the validation error stays.
+BANK_RATE, BANK_EPOCHS = 1e-2, 10
+# Runs of training rows that the number of directions is counted on, and how far above the smallest validation error a rank
+# may be to count as saturated.
+TRAINING_RUNS, SATURATED = 5, 1.01
+# Every so many training windows are enough for the moments of a few hundred features.
+FEATURE_STRIDE = 8
+# Steps of gradient descent at which learning curves are drawn.
+DRAWN_STEPS = np.unique(np.geomspace(1, 1e6, 121).astype(int))
 
 _loaded: dict[str, LTSFData] = {}
 
@@ -174,6 +197,72 @@ def surrogate_cell(name: str, seed: int, lookback: int = 336, horizon: int = 96)
         curve = alignment_curve(WindowStats.from_series(z, lookback, horizon).normalised("mean"))
         out[f"p12_{label}"], out[f"r2_{label}"] = float(curve.cumulative[11]), curve.r_squared
     return out
+
+
+def directions_cell(name: str, run: int, horizon: int, lookback: int) -> dict[str, float]:
+    """How many directions matter on one of ``TRAINING_RUNS`` disjoint runs of training rows: of the data's kernel, of the
+    tangent kernel of the global bank fitted there (for the same share of the target), and the rank at which the error on
+    the validation rows saturates.
+    """
+    data = dataset(name)
+    rows = data.rows("train", 0)
+    start, stop = np.linspace(0, len(rows), TRAINING_RUNS + 1).astype(int)[run : run + 2]
+    stats = WindowStats.from_series(rows[start:stop], lookback, horizon).normalised("mean")
+    ranks = rank_curve(stats, {"val": data.stats("val", lookback, horizon).normalised("mean")})
+    errors = ranks.along("val")
+    rank = ranks.ranks[int(np.argmax(errors <= SATURATED * errors.min()))]
+    alpha = ranks.alphas[int(ranks.losses["val"][:, ranks.ranks.index(rank)].argmin())]
+    bank = RidgePath(stats).reduced_rank(alpha, rank).balanced()
+    curve = alignment_curve(stats)
+    tangent = metric_alignment(
+        stats, np.asarray(bank_kernel(bank.analysis, bank.synthesis, np.eye(lookback), trace=True))
+    )
+    data.forget()
+    return {"k95": curve.k_at(), "rank": rank, "k95 of the bank": tangent.k_at(of=curve.r_squared)}
+
+
+def tangent_cell(name: str, horizon: int, lookback: int, seed: int) -> dict[str, Any]:
+    """The tangent kernel of a strided bank before and after training, and the data's kernel, on all training windows."""
+    data = dataset(name)
+    stats, val_stats = (data.stats(p, lookback, horizon).normalised("mean") for p in ("train", "val"))
+    bank = FilterBank(lookback, horizon, 8, data.spec.period, rank=12, seed=seed)
+    curves = {
+        "data's kernel": alignment_curve(stats),
+        "bank before training": metric_alignment(stats, tangent_metric(bank)),
+    }
+    windows = Windows(data.rows("train", lookback), lookback, horizon, 0, DEEP_STRIDE)
+    val = Windows(data.rows("val", lookback), lookback, horizon, data.train_end - lookback)
+    history = train(bank, windows, val, TrainConfig(BANK_RATE, BANK_EPOCHS, BANK_EPOCHS, DEEP_BATCH, seed=seed))
+    curves["trained bank"] = metric_alignment(stats, tangent_metric(bank))
+    closed = fit_bank(stats, 8, data.spec.period, rank=12, alpha=1e-2)
+    data.forget()
+    explained = curves["data's kernel"].r_squared
+    return {
+        "kernels": {label: _shown(curve, explained) for label, curve in curves.items()},
+        "val": history.best, "val_start": history.val[0], "val_closed": val_stats.mse(closed.double_map().numpy()),
+    }  # fmt: skip
+
+
+def deep_features_cell(name: str, horizon: int, lookback: int, lr: float, seed: int, epochs: int) -> dict[str, Any]:
+    """The alignment of what the last layers of a trained deep stack read."""
+    data = dataset(name)
+    model, _ = trained_stack(name, horizon, lookback, lr, seed, epochs)
+    windows = Windows(data.rows("train", lookback), lookback, horizon, 0, FEATURE_STRIDE)
+    x, y, _ = windows.batch(torch.arange(len(windows)))
+    with torch.no_grad():
+        features, targets = model.features(x), y - model.norm.level(x)
+    curve = feature_alignment(features.flatten(0, 1).double().numpy(), targets.flatten(0, 1).double().numpy())
+    data.forget()
+    return _shown(curve, curve.r_squared) | {"features": len(curve.power)}
+
+
+def _shown(curve: AlignmentCurve, explained: float) -> dict[str, Any]:
+    """What pictures and claims read of a curve; ``k95`` is for 95 % of the share ``explained`` of the target."""
+    learnt = 1.0 - learning_curve_gd(curve, DRAWN_STEPS, curve.count / curve.eigenvalues[0]) / curve.target_energy
+    return {
+        "k95": curve.k_at(of=explained), "r2": curve.r_squared, "steps": steps_to_learn(curve),
+        "cumulative": curve.cumulative.round(5).tolist(), "learnt": learnt.round(5).tolist(),
+    }  # fmt: skip
 
 
 # -- cost -------------------------------------------------------------------------------------------------------------
@@ -337,20 +426,35 @@ def _fit_lookback(peer: str, lookback: int, horizon: int, period: int) -> int:
 def deep_cell(name: str, horizon: int, lookback: int, lr: float, seed: int, epochs: int, test: bool = True) -> dict:
     """The deep stack from its closed-form start: validation before and after, test of both."""
     data = dataset(name)
-    train_stats = data.stats("train", lookback, horizon).normalised("mean")
-    bank = fit_bank(train_stats, 8, data.spec.period, rank=12, alpha=1e-2)
-    model = DeepFilterBank(lookback, horizon, bank, 3, hidden=32, period=data.spec.period, seed=seed)
-    windows = Windows(data.rows("train", lookback), lookback, horizon, 0, DEEP_STRIDE)
-    val = Windows(data.rows("val", lookback), lookback, horizon, data.train_end - lookback)
-    closed_val = data.stats("val", lookback, horizon).normalised("mean").mse(bank.double_map().numpy())
-    held = Windows(data.rows("test", lookback), lookback, horizon, data.val_end - lookback)
-    start = score(model, held)[0] if test else float("nan")
-    history = train(model, windows, val, TrainConfig(lr, epochs, patience=2, batch=DEEP_BATCH, seed=seed))
+    start = untrained_stack(name, horizon, lookback, seed)
+    val_stats = data.stats("val", lookback, horizon).normalised("mean")
+    closed_val = val_stats.mse(start.blocks[0].bank.double_map().numpy())
+    model, history = trained_stack(name, horizon, lookback, lr, seed, epochs)
     out = {"val_closed": closed_val, "val_start": history.val[0], "val": history.best, "epochs": len(history.train)}
     if test:
-        out |= {"test_closed": start, "test": score(model, held)[0]}
+        held = Windows(data.rows("test", lookback), lookback, horizon, data.val_end - lookback)
+        out |= {"test_closed": score(start, held)[0], "test": score(model, held)[0]}
     data.forget()
     return out
+
+
+def untrained_stack(name: str, horizon: int, lookback: int, seed: int) -> DeepFilterBank:
+    """The deep stack at its closed-form start."""
+    data = dataset(name)
+    train_stats = data.stats("train", lookback, horizon).normalised("mean")
+    bank = fit_bank(train_stats, 8, data.spec.period, rank=12, alpha=1e-2)
+    return DeepFilterBank(lookback, horizon, bank, 3, hidden=32, period=data.spec.period, seed=seed)
+
+
+@functools.cache
+def trained_stack(
+    name: str, horizon: int, lookback: int, lr: float, seed: int, epochs: int
+) -> tuple[DeepFilterBank, TrainResult]:
+    """The stack trained from there, once a process: two claims look at it."""
+    data, model = dataset(name), untrained_stack(name, horizon, lookback, seed)
+    windows = Windows(data.rows("train", lookback), lookback, horizon, 0, DEEP_STRIDE)
+    val = Windows(data.rows("val", lookback), lookback, horizon, data.train_end - lookback)
+    return model, train(model, windows, val, TrainConfig(lr, epochs, patience=2, batch=DEEP_BATCH, seed=seed))
 
 
 # -- speed and memory -------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 import scipy.linalg as sla
 from jaxtyping import Float
 
+from .choices import DEFAULTS
 from .stats import WindowStats, norm_vector
 
 
@@ -25,7 +26,7 @@ class LinearForecaster:
     """
 
     weight: Float[np.ndarray, "l h"]
-    norm: str = "mean"
+    norm: str = DEFAULTS.norm
     bias: Float[np.ndarray, " h"] | None = None
     label: str = ""
     macs: int | None = None

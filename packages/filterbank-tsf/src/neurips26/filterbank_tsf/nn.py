@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import get_args
 
 import numpy as np
 import torch
@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import nn
 
+from .choices import DEFAULTS, Core
 from .filters import fourier_filters, make_filters
 
-Core = Literal["dense", "lowrank", "depthwise", "shared"]
-CORES: tuple[str, ...] = ("dense", "lowrank", "depthwise", "shared")
+CORES: tuple[str, ...] = get_args(Core)
 # Frames that overlap more often than this are copied instead: cutting filters up would cost more than it saves.
 FOLDED_PIECES = 4
 
@@ -33,7 +33,7 @@ FOLDED_PIECES = 4
 class InstanceNorm(nn.Module):
     """Takes the level out of the look-back and gives it back to the forecast: ``"mean"``, ``"last"`` or ``"none"``."""
 
-    def __init__(self, mode: str = "mean"):
+    def __init__(self, mode: str = DEFAULTS.norm):
         super().__init__()
         if mode not in ("none", "mean", "last"):
             raise ValueError(f"norm must be 'none', 'mean' or 'last', got {mode!r}")
@@ -81,10 +81,10 @@ class FilterBank(nn.Module):
         synthesis_size: int | None = None,
         hop: int | None = None,
         rank: int | None = None,
-        core: Core = "lowrank",
+        core: Core = DEFAULTS.core,
         init: str = "dct",
         trainable: bool = True,
-        norm: str = "mean",
+        norm: str = DEFAULTS.norm,
         seed: int = 0,
     ):
         super().__init__()
@@ -355,7 +355,7 @@ class FilterBank(nn.Module):
 
     @classmethod
     def from_factors(
-        cls, analysis: Float[np.ndarray, "l r"], synthesis: Float[np.ndarray, "r h"], norm: str = "mean"
+        cls, analysis: Float[np.ndarray, "l r"], synthesis: Float[np.ndarray, "r h"], norm: str = DEFAULTS.norm
     ) -> FilterBank:
         """The global bank of a low-rank forecaster ``W = A B``: one frame, r filters as long as the windows."""
         (lookback, rank), horizon = analysis.shape, synthesis.shape[1]
@@ -367,7 +367,7 @@ class FilterBank(nn.Module):
         return bank
 
     @classmethod
-    def from_linear(cls, weight: Float[np.ndarray, "l h"], kernel_size: int, norm: str = "mean") -> FilterBank:
+    def from_linear(cls, weight: Float[np.ndarray, "l h"], kernel_size: int, norm: str = DEFAULTS.norm) -> FilterBank:
         """The full linear model as a bank: square orthonormal filters and a dense core; needs P | L and P | H."""
         lookback, horizon = weight.shape
         if lookback % kernel_size or horizon % kernel_size:
@@ -379,7 +379,7 @@ class FilterBank(nn.Module):
         return bank
 
     @classmethod
-    def from_shared_core(cls, core: Float[np.ndarray, "f o"], period: int, norm: str = "mean") -> FilterBank:
+    def from_shared_core(cls, core: Float[np.ndarray, "f o"], period: int, norm: str = DEFAULTS.norm) -> FilterBank:
         """SparseTSF without its convolution: identity filters of one period, ``W = D kron I``."""
         frames, outputs = core.shape
         bank = cls(frames * period, outputs * period, period, period, core="shared", norm=norm)
@@ -390,7 +390,7 @@ class FilterBank(nn.Module):
         return bank
 
     @classmethod
-    def from_fits(cls, weight: np.ndarray, lookback: int, horizon: int, norm: str = "mean") -> FilterBank:
+    def from_fits(cls, weight: np.ndarray, lookback: int, horizon: int, norm: str = DEFAULTS.norm) -> FilterBank:
         """FITS as a bank: Fourier analysis of the look-back cut at ``weight.shape[0]`` bins, a complex linear map as a
         real dense core, Fourier synthesis of length L + H of which the last H values are kept.
 
@@ -463,7 +463,7 @@ class DeepFilterBank(nn.Module):
     """Doubly residual stack of filter-bank blocks (after N-BEATS): each block explains a part of its input and hands
     on the rest; forecasts add up.
 
-    Block ``b`` uses a stride from ``(1/4, 1/2, 1) * period`` in turn. With ``first`` given (a fitted linear bank) and
+    Block ``b`` uses a stride from ``DEFAULTS.stack_strides * period`` in turn. With ``first`` given (a fitted linear bank) and
     the last layers of every other path at zero, the untrained stack computes exactly what ``first`` computes.
 
     Args:
@@ -508,11 +508,10 @@ class DeepFilterBank(nn.Module):
                 )
             self.norm = first.norm
             blocks = [_Block(first, hidden, channels, mixing_rank)]
+            strides = DEFAULTS.stack_strides
             for b in range(1, depth):
-                stride = max(1, min(lookback, round(period * (0.25, 0.5, 1.0)[(b - 1) % 3])))
-                bank = FilterBank(
-                    lookback, horizon, n_filters, stride, rank=rank, core="lowrank", norm="none", seed=seed + b
-                )
+                stride = max(1, min(lookback, round(period * strides[(b - 1) % len(strides)])))
+                bank = FilterBank(lookback, horizon, n_filters, stride, rank=rank, norm="none", seed=seed + b)
                 nn.init.zeros_(bank.core[-1])
                 blocks.append(_Block(bank, hidden, channels, mixing_rank))
             self.blocks = nn.ModuleList(blocks)

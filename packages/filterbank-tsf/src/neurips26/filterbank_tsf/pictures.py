@@ -69,6 +69,25 @@ def alignment_curves(
         _legend(left)
 
 
+def kernel_curves(
+    path: Path, cells: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]], steps: np.ndarray
+) -> None:
+    """``P(k)`` of several kernels a data set, a line a seed, and what gradient descent has learnt after so many steps."""
+    with figure(path, len(cells), 2, (3.8, 2.5)) as axes:
+        for (left, right), (name, kernels) in zip(np.atleast_2d(axes), cells.items()):
+            for (label, curves), colour in zip(kernels.items(), COLOURS):
+                for i, curve in enumerate(curves):
+                    line = {"color": colour, "lw": 0.9, "label": None if i else label}
+                    left.plot(np.arange(1, len(curve["cumulative"]) + 1), curve["cumulative"], **line)
+                    right.plot(steps, curve["learnt"], **line)
+            left.set(xscale="log", title=name, xlabel="k leading directions", ylabel="P(k), share of target explained")
+            right.set(
+                xscale="log", title=f"{name}, gradient descent", xlabel="steps at rate N / λ₁",
+                ylabel="share of target learnt",
+            )  # fmt: skip
+        _legend(np.atleast_2d(axes)[0, 0])
+
+
 def filters(path: Path, analysis: np.ndarray, synthesis: np.ndarray, period: int) -> None:
     """Analysis and synthesis filters with their frequency responses."""
     with figure(path, 2, 2, (3.8, 2.5)) as axes:

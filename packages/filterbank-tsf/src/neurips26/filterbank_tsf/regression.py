@@ -52,6 +52,12 @@ class LowRankFit:
         """Number of filters r."""
         return self.analysis.shape[1]
 
+    def balanced(self) -> LowRankFit:
+        """The same map with ``A^T A = B B^T``, as gradient descent on both banks from a small start leaves them."""
+        fit = direct_weight_reduction(self.weight, self.rank)
+        size = np.sqrt(np.maximum(np.linalg.norm(fit.analysis, axis=0), np.finfo(float).tiny))
+        return LowRankFit(fit.analysis / size, size[:, None] * fit.synthesis, self.mu)
+
     def truncated(self, rank: int) -> LowRankFit:
         """The optimum of a smaller rank: its filters are the first ``rank`` of these."""
         return LowRankFit(self.analysis[:, :rank], self.synthesis[:rank], self.mu)
@@ -194,31 +200,25 @@ def shared_core(
 
 
 def kronecker_als(
-    stats: WindowStats, period: int, alpha: float, iterations: int = 20, outer_rank: int = 1
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Alternating least squares for ``W = sum_k D_k kron E_k`` with ``E_k`` a ``period x period`` map of the phases.
+    stats: WindowStats, period: int, alpha: float, iterations: int = 20
+) -> tuple[Float[np.ndarray, "f o"], Float[np.ndarray, "p p"]]:
+    """``D`` and ``E`` of the forecaster ``W = D kron E`` by alternating least squares: ``D`` maps past to future periods
+    as in :func:`shared_core`, ``E`` maps the phases of a period.
 
-    Starts from ``shared_core`` (``E = I``) and never increases the penalised training loss. Each term is fitted on what
-    the ones before it leave.
+    Starts at ``shared_core`` (``E = I``) and never increases the penalised training loss.
     """
     lookback, horizon = stats.lookback, stats.horizon
-    frames, outputs = lookback // period, horizon // period
+    core, phases = shared_core(stats, period, alpha), np.eye(period)
+    frames, _ = core.shape
     gram = stats.gram + alpha * np.trace(stats.gram) / lookback * np.eye(lookback)
     gram4 = gram.reshape(frames, period, frames, period)
-    cross = stats.cross.copy()
-    terms: list[tuple[np.ndarray, np.ndarray]] = []
-    for term in range(outer_rank):
-        inner = np.eye(period) if term == 0 else np.roll(np.eye(period), term, 1)
-        core = np.zeros((frames, outputs))
-        cross4 = cross.reshape(frames, period, outputs, period)
-        for _ in range(iterations):
-            normal = np.einsum("apbq,pr,qr->ab", gram4, inner, inner, optimize=True)
-            core = np.linalg.lstsq(normal, np.einsum("apor,pr->ao", cross4, inner), rcond=None)[0]
-            normal = np.einsum("apbq,ao,bo->pq", gram4, core, core, optimize=True)
-            inner = np.linalg.lstsq(normal, np.einsum("apor,ao->pr", cross4, core), rcond=None)[0]
-        terms.append((core, inner))
-        cross = cross - gram @ np.kron(core, inner)
-    return terms
+    cross4 = stats.cross.reshape(frames, period, horizon // period, period)
+    for _ in range(iterations):
+        normal = np.einsum("apbq,ao,bo->pq", gram4, core, core, optimize=True)
+        phases = np.linalg.lstsq(normal, np.einsum("apor,ao->pr", cross4, core, optimize=True), rcond=None)[0]
+        normal = np.einsum("apbq,pr,qr->ab", gram4, phases, phases, optimize=True)
+        core = np.linalg.lstsq(normal, np.einsum("apor,pr->ao", cross4, phases, optimize=True), rcond=None)[0]
+    return core, phases
 
 
 def grid_losses(

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
+from .choices import DEFAULTS
 from .linear import LinearForecaster, average
 from .protocol import LTSFData
 from .rank import one_standard_error
@@ -141,7 +142,7 @@ def candidates(
     data: LTSFData,
     lookback: int,
     horizon: int,
-    norm: str = "mean",
+    norm: str = DEFAULTS.norm,
     ranks: Sequence[int] = RANK_GRID,
     alphas: Sequence[float] = ALPHA_GRID,
     judge: bool = True,
@@ -295,7 +296,9 @@ def with_folds(grids: Sequence[Candidates], data: LTSFData, horizon: int) -> lis
     return [replace(grid, folds=losses) for grid, losses in zip(grids, folds)]
 
 
-def rehearse(data: LTSFData, horizon: int, lookbacks: Sequence[int], norm: str = "mean") -> list[dict[str, object]]:
+def rehearse(
+    data: LTSFData, horizon: int, lookbacks: Sequence[int], norm: str = DEFAULTS.norm
+) -> list[dict[str, object]]:
     """Every rule on training and validation rows alone, the way the benchmark will use it.
 
     The rows before the test part are cut into ``REHEARSAL_BLOCKS`` contiguous blocks. Each ordered pair of blocks plays
@@ -353,7 +356,7 @@ def blocked_cv(
     z: Float[np.ndarray, "t c"],
     lookback: int,
     horizon: int,
-    norm: str = "mean",
+    norm: str = DEFAULTS.norm,
     ranks: Sequence[int] = RANK_GRID,
     alphas: Sequence[float] = ALPHA_GRID,
     folds: int = FOLDS,

@@ -13,17 +13,19 @@ from .linear import LinearForecaster, average, least_squares_affine, repeat_last
 from .nn import FilterBank
 from .protocol import LTSFData, evaluate
 from .rank import numerical_rank
-from .regression import ALPHA_GRID, RidgePath, direct_weight_reduction, ridge
+from .regression import ALPHA_GRID, RidgePath, direct_weight_reduction, kronecker_als, ridge
 from .selection import Candidates, blocked_cv, candidates, choose_by_blocks, choose_on_validation, chosen_forecaster
 
 # (K, P as a share of the period, r) of the strided banks tried on validation.
 STRIDED_GRID: tuple[tuple[int, float, int], ...] = ((4, 0.5, 8), (4, 0.5, 12), (8, 1.0, 8), (8, 1.0, 12))
 # Penalties of the strided bank's core.
 STRIDED_ALPHAS: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
+# Rounds of alternating least squares from the shared core on.
+KRONECKER_ROUNDS = 5
 
 CLOSED_FORM_ROWS: tuple[str, ...] = (
     "chosen", "rrr-val", "rrr-blocks", "rrr-r12", "dwrr-r12", "bank", "ridge", "ridge-average", "rlinear-ols", "nlinear-ols",
-    "dlinear-ols", "seasonal-naive", "repeat-last",
+    "dlinear-ols", "kronecker", "seasonal-naive", "repeat-last",
 )  # fmt: skip
 # Rows that are taken out of the grids of all look-backs.
 GRID_ROWS = frozenset(CLOSED_FORM_ROWS[:8])
@@ -61,6 +63,27 @@ def strided_grid(
                 best = (forecaster, setting, loss)
         assert best is not None
         rows.append(best)
+    return rows
+
+
+def kronecker_grid(
+    data: LTSFData, horizon: int, lookbacks: Sequence[int], alphas: Sequence[float] = STRIDED_ALPHAS
+) -> list[tuple[LinearForecaster, dict[str, Any], float]]:
+    """Forecasters ``W = D kron E`` (SparseTSF's form, with a map of the phases in place of its convolution) of all look-backs
+    of at least a period, cut to whole periods, and penalties, with their validation errors.
+    """
+    period, rows = data.spec.period, []
+    longer = -(-horizon // period) * period  # whole periods; what lies beyond the horizon is cut off
+    for length in (n // period * period for n in lookbacks if n >= period):
+        train, val = data.stats("train", length, longer).normalised("mean"), data.stats("val", length, horizon)
+        for alpha in alphas:
+            core, phases = kronecker_als(train, period, alpha, KRONECKER_ROUNDS)
+            weight = np.kron(core, phases)[:, :horizon]
+            macs = period * core.size + period * min(length, longer)
+            forecaster = LinearForecaster(weight, "mean", label="D kron E", macs=macs)
+            rows.append((forecaster, {"lookback": length, "alpha": alpha}, forecaster.mse(val)))
+    if not rows:
+        raise ValueError(f"lookbacks: the row 'kronecker' needs one of at least a period ({period}), got {lookbacks}")
     return rows
 
 
@@ -146,6 +169,9 @@ def _row(
     if row == "bank":
         tried = [t for g in grids for t in strided_grid(data, g.lookback, horizon, path=g.path)]
         forecaster, setting, _ = min(tried, key=lambda t: t[2])
+        return forecaster, setting
+    if row == "kronecker":
+        forecaster, setting, _ = min(kronecker_grid(data, horizon, lookbacks), key=lambda t: t[2])
         return forecaster, setting
     if row == "repeat-last":
         return repeat_last(lookbacks[0], horizon), {}

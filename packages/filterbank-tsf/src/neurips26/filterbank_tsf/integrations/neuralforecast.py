@@ -8,6 +8,7 @@ import torch
 from neuralforecast.common._base_model import BaseModel
 from neuralforecast.losses.pytorch import MSE
 
+from ..choices import DEFAULTS
 from ..nn import FilterBank as _Bank
 
 
@@ -35,8 +36,8 @@ class FilterBank(BaseModel):
         kernel_size: int = 24,
         stride: int | None = None,
         rank: int = 12,
-        core: str = "lowrank",
-        norm: str = "mean",
+        core: str = DEFAULTS.core,
+        norm: str = DEFAULTS.norm,
         loss: Any = None,
         valid_loss: Any = None,
         max_steps: int = 1000,
