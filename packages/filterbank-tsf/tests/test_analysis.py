@@ -14,11 +14,14 @@ from neurips26.filterbank_tsf.analysis import (
     feature_alignment,
     intrinsic_rank,
     learning_curve_gd,
+    metric_alignment,
     numerical_rank,
     one_standard_error,
     phase_randomised,
     spectrum,
     stable_rank,
+    steps_to_learn,
+    tangent_metric,
     time_shuffled,
 )
 from neurips26.filterbank_tsf.bank import fit_bank
@@ -59,6 +62,7 @@ def test_spectral_alignment_is_projection_onto_kernel_eigenvectors(task):
     k = curve.k_at(0.95)
     assert curve.cumulative[k - 1] >= 0.95 * curve.r_squared > curve.cumulative[k - 2]
     assert 0 < curve.area <= 1
+    assert curve.k_at(0.5, curve.cumulative[2] * 2) == 3 and curve.k_at(1.0, 2.0) == len(curve.power) + 1
 
 
 def test_alignment_of_features(task):
@@ -84,6 +88,15 @@ def test_gradient_descent_learns_as_the_spectrum_says(task):
     assert np.allclose(learning_curve_gd(curve, np.arange(30), rate), losses, rtol=1e-9)
 
 
+def test_steps_to_learn_is_the_first_step_that_is_enough(task):
+    curve = alignment_curve(task[2])
+    rate = curve.count / curve.eigenvalues[0]
+    for share in (0.1, 0.9, 0.99):
+        steps = steps_to_learn(curve, share)
+        before, after = learning_curve_gd(curve, [steps - 1, steps], rate)
+        assert after <= curve.target_energy * (1 - share * curve.r_squared) < before
+
+
 def test_tangent_kernel_of_the_global_bank():
     rng = np.random.default_rng(2)
     a, b = rng.normal(size=(8, 3)), rng.normal(size=(3, 4))
@@ -99,7 +112,24 @@ def test_tangent_kernel_of_the_global_bank():
     by_hand = sum(np.multiply.outer(x[0][i] * b[j], x[1][i] * b[j]) for i in range(8) for j in range(3))
     by_hand = by_hand + (x[0] @ a) @ (x[1] @ a) * np.eye(4)
     assert np.allclose(got[0, :, 1], by_hand)
-    assert np.allclose(empirical_kernel(whole, torch.from_numpy(x), trace=True), np.einsum("nhmh->nm", got))
+    traced = np.einsum("nhmh->nm", got)
+    assert np.allclose(empirical_kernel(whole, torch.from_numpy(x), trace=True), traced)
+    assert np.allclose(bank_kernel(a, b, x, trace=True), traced)
+
+
+@pytest.mark.parametrize("core", ["dense", "lowrank", "depthwise", "shared"])
+def test_tangent_kernel_of_a_bank_is_a_metric_of_look_backs(task, core):
+    x, y, stats = task
+    bank = FilterBank(20, 10, 3, 5, rank=2, core=core, seed=1).double()
+    metric, few = tangent_metric(bank), slice(0, 400, 9)
+    kernel = empirical_kernel(bank, torch.from_numpy(x[few]), trace=True)
+    assert np.allclose(x[few] @ metric @ x[few].T, kernel, atol=1e-10)  # x has no level: the norm changes nothing
+    curve = metric_alignment(stats, metric)
+    values, vectors = np.linalg.eigh(x @ metric @ x.T)
+    keep = values > 1e-9 * values[-1]
+    powers = (((vectors.T @ y) ** 2).sum(1) / (y**2).sum())[keep][::-1]
+    assert np.allclose(curve.eigenvalues[: keep.sum()], values[keep][::-1], rtol=1e-6)
+    assert np.allclose(curve.power[: keep.sum()], powers, atol=1e-7)
 
 
 def test_surrogates(z):

@@ -39,6 +39,9 @@ def test_rank_report_of_two_sinusoids(csv, capsys):
     report = json.loads(capsys.readouterr().out)
     errors = dict(zip(report["ranks"], report["validation mse"]))
     assert errors[2] > 10 * errors[4] and report["alignment"]["P(L)"] > 0.99
+    # Four directions hold two sinusoids, in the data's kernel and in that of the bank fitted to it.
+    assert report["alignment"]["k95"] <= 4 and report["alignment"]["k95 of the fitted bank's tangent kernel"] <= 4
+    assert min(report["steps of gradient descent for 95 %"].values()) >= 1
 
 
 def test_benchmark_without_any_data_folder(capsys, tmp_path):

@@ -123,11 +123,18 @@ def test_blocked_cv_sees_no_target_twice():
 
 def test_table_on_a_series_that_a_dependency_ships():
     data = load_ltsf("co2")
-    table = closed_form_table(data, 13, ("chosen", "rrr-val", "ridge", "repeat-last", "seasonal-naive"))
+    rows = ("chosen", "rrr-val", "ridge", "kronecker", "repeat-last", "seasonal-naive")
+    table = closed_form_table(data, 13, rows)
     assert table["chosen"]["mse"] < 0.2 * table["seasonal-naive"]["mse"] < table["repeat-last"]["mse"]
     assert table["ridge"]["windows"] == window_count(len(data.rows("test", 208)), 208, 13)
+    # D is (look-back / 52) x 1 and E 52 x 52: the horizon is less than a period.
+    assert table["kronecker"]["mse"] < table["seasonal-naive"]["mse"] and table["kronecker"]["rank"] == 13
+    frames = table["kronecker"]["setting"]["lookback"] // 52
+    assert table["kronecker"]["macs"] == 52 * frames + 52 * 52
     with pytest.raises(ValueError, match="rows must be among"):
         closed_form_table(data, 13, ("patchtst",))
+    with pytest.raises(ValueError, match="lookbacks: the row 'kronecker' needs one of at least a period"):
+        closed_form_table(data, 13, ("kronecker",), lookbacks=(26,))
 
 
 def test_the_generated_series_has_the_rank_it_says():

@@ -158,10 +158,26 @@ def test_shared_core_is_the_best_kronecker_product(noisy):
     for _ in range(20):
         assert stats.sse(np.kron(core + 1e-3 * rng.normal(size=core.shape), np.eye(4))) >= best
     assert numerical_rank(shared_core(stats, 4, rank=2)) == 2
-    terms = kronecker_als(stats, 4, 0.0, iterations=10)
-    assert stats.sse(np.kron(*terms[0])) <= best * (1 + 1e-9)
+    losses = [stats.sse(np.kron(*kronecker_als(stats, 4, 0.0, iterations=n))) for n in (0, 1, 2, 10)]
+    assert losses[0] == pytest.approx(best) and np.all(np.diff(losses) <= best * 1e-9)
     with pytest.raises(ValueError, match="period=5 must divide"):
         shared_core(stats, 5)
+
+
+def test_alternating_least_squares_finds_a_kronecker_product():
+    rng = np.random.default_rng(6)
+    x = rng.normal(size=(500, 24))
+    truth = np.kron(rng.normal(size=(6, 3)), rng.normal(size=(4, 4)) + 3 * np.eye(4))
+    w = np.concatenate([x, x @ truth], 1)
+    found = np.kron(*kronecker_als(WindowStats(w.T @ w, w.sum(0), 500.0, 24, 12), 4, 0.0))
+    assert np.allclose(found, truth, atol=1e-6)
+
+
+def test_balanced_banks_are_the_same_map(noisy):
+    fit = reduced_rank(sample(noisy, 20, 9), 4, 0.1)
+    even = fit.balanced()
+    assert np.allclose(even.weight, fit.weight)
+    assert np.allclose(even.analysis.T @ even.analysis, even.synthesis @ even.synthesis.T)
 
 
 @pytest.mark.parametrize(("size", "rank"), [(60, 10), (200, 12), (200, 150), (30, 30)])

@@ -111,7 +111,7 @@ class Plot:
 
 @dataclass
 class RankReport:
-    """How low the rank of a CSV's forecasting task is: rank curve, selectors, alignment."""
+    """How low the rank of a CSV's forecasting task is: rank curve, selectors, alignment of the data and of the fit."""
 
     data: Positional[Path]
     """CSV file."""
@@ -124,16 +124,30 @@ class RankReport:
 
     def run(self) -> dict[str, Any]:
         """Hold out the newest fifth and report."""
-        from .analysis import alignment_curve, cka, effective_rank, intrinsic_rank, rank_curve, spectrum, stable_rank
+        from .analysis import (
+            alignment_curve,
+            bank_kernel,
+            cka,
+            effective_rank,
+            intrinsic_rank,
+            metric_alignment,
+            rank_curve,
+            spectrum,
+            stable_rank,
+            steps_to_learn,
+        )
         from .protocol import DataSpec, split
-        from .regression import ridge
+        from .regression import RidgePath
         from .selection import blocked_cv
 
         frame = read_csv(self.data)
         data = split(str(self.data), frame.to_numpy(), tuple(map(str, frame.columns)), DataSpec("", None, 24))
         train, val = (data.stats(p, self.lookback, self.horizon).normalised("mean") for p in ("train", "val"))
         curve = rank_curve(train, {"val": val})
-        aligned, weight = alignment_curve(train), ridge(train, curve.best("val")[0])
+        (alpha, rank), path = curve.best("val"), RidgePath(train)
+        weight, bank = path.weight(alpha), path.reduced_rank(alpha, rank).balanced()
+        aligned = alignment_curve(train)
+        tangent = metric_alignment(train, bank_kernel(bank.analysis, bank.synthesis, np.eye(self.lookback), trace=True))
         values, joint = spectrum(train), spectrum(train, "joint")
         table = blocked_cv(data.rows("train", 0), self.lookback, self.horizon, name=str(self.data))[..., :-1]
         folds = table[:, table.mean(0).argmin(0), np.arange(len(curve.ranks))]
@@ -142,7 +156,7 @@ class RankReport:
             "validation mse": [round(float(v), 5) for v in curve.along("val")],
             "full rank": round(float(curve.full["val"].min()), 5),
             "chosen": {
-                "val": curve.best("val")[1],
+                "val": rank,
                 "one_se": intrinsic_rank(train, "one_se", folds=folds, ranks=curve.ranks),
                 "rsc": intrinsic_rank(train, "rsc", alphas=(1e-3,)),
                 "energy:0.99": intrinsic_rank(train, "energy:0.99", alphas=(1e-3,)),
@@ -152,7 +166,9 @@ class RankReport:
             "eigenvalues of G for 99 %": int(np.searchsorted(np.cumsum(values) / values.sum(), 0.99) + 1),
             "eigenvalues of S for 99 %": int(np.searchsorted(np.cumsum(joint) / joint.sum(), 0.99) + 1),
             "alignment": {"P(12)": round(float(aligned.cumulative[min(12, len(values)) - 1]), 4),
-                          "P(L)": round(aligned.r_squared, 4), "k95": aligned.k_at(0.95), "cka": round(cka(train), 4)},
+                          "P(L)": round(aligned.r_squared, 4), "k95": aligned.k_at(0.95), "cka": round(cka(train), 4),
+                          "k95 of the fitted bank's tangent kernel": tangent.k_at(0.95, aligned.r_squared)},
+            "steps of gradient descent for 95 %": {"linear layer": steps_to_learn(aligned), "bank": steps_to_learn(tangent)},
         }  # fmt: skip
 
 
@@ -166,7 +182,8 @@ class Benchmark:
     horizons: str = ""
     """Comma-separated; default those of the data set."""
     models: str = "chosen,rrr-val,bank,ridge,dlinear-ols,seasonal-naive,repeat-last"
-    """Comma-separated rows: closed forms (also rrr-blocks, rrr-r12, rlinear-ols, nlinear-ols) and trained peers
+    """Comma-separated rows: closed forms (also rrr-blocks, rrr-r12, dwrr-r12, ridge-average,
+    rlinear-ols, nlinear-ols, kronecker) and trained peers
     (dlinear, rlinear, fits, sparsetsf, cyclenet, timebase, olinear, rootpurge)."""
     data_dir: Path | None = None
     """Folder with the CSV files (the usual dataset/ layout works)."""

@@ -252,8 +252,9 @@ def deep_features_cell(name: str, horizon: int, lookback: int, lr: float, seed: 
     with torch.no_grad():
         features, targets = model.features(x), y - model.norm.level(x)
     curve = feature_alignment(features.flatten(0, 1).double().numpy(), targets.flatten(0, 1).double().numpy())
+    explained = alignment_curve(data.stats("train", lookback, horizon).normalised("mean")).r_squared
     data.forget()
-    return _shown(curve, curve.r_squared) | {"features": len(curve.power)}
+    return _shown(curve, explained) | {"features": len(curve.power)}
 
 
 def _shown(curve: AlignmentCurve, explained: float) -> dict[str, Any]:

@@ -20,8 +20,6 @@ from .selection import Candidates, blocked_cv, candidates, choose_by_blocks, cho
 STRIDED_GRID: tuple[tuple[int, float, int], ...] = ((4, 0.5, 8), (4, 0.5, 12), (8, 1.0, 8), (8, 1.0, 12))
 # Penalties of the strided bank's core.
 STRIDED_ALPHAS: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
-# Rounds of alternating least squares from the shared core on.
-KRONECKER_ROUNDS = 5
 
 CLOSED_FORM_ROWS: tuple[str, ...] = (
     "chosen", "rrr-val", "rrr-blocks", "rrr-r12", "dwrr-r12", "bank", "ridge", "ridge-average", "rlinear-ols", "nlinear-ols",
@@ -77,7 +75,7 @@ def kronecker_grid(
     for length in (n // period * period for n in lookbacks if n >= period):
         train, val = data.stats("train", length, longer).normalised("mean"), data.stats("val", length, horizon)
         for alpha in alphas:
-            core, phases = kronecker_als(train, period, alpha, KRONECKER_ROUNDS)
+            core, phases = kronecker_als(train, period, alpha)
             weight = np.kron(core, phases)[:, :horizon]
             macs = period * core.size + period * min(length, longer)
             forecaster = LinearForecaster(weight, "mean", label="D kron E", macs=macs)

@@ -100,9 +100,10 @@ def weighted_spearman(pairs: np.ndarray, weights: np.ndarray) -> np.ndarray:
         below, equal = values[:, None] < values, values[:, None] == values
         ranks = weights @ (below + 0.5 * equal)
         centred.append(ranks - (weights * ranks).sum(1, keepdims=True) / weights.sum(1, keepdims=True))
-    (xx, xy), (_, yy) = (((weights * a * b).sum(1) for b in centred) for a in centred)
+    x, y = centred
+    spread = np.sqrt((weights * x * x).sum(1) * (weights * y * y).sum(1))
     with np.errstate(invalid="ignore"):
-        return xy / np.sqrt(np.maximum(xx, 0.0) * np.maximum(yy, 0.0))
+        return (weights * x * y).sum(1) / spread
 
 
 @measures(Claim(
