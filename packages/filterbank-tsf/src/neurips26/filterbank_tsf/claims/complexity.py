@@ -51,7 +51,7 @@ def intrinsic_rank(ctx: Context) -> Measurement:
         "directions for 95 % of what is explained (k95): " + ", ".join(f"{k}: {c['k95']}" for k, c in cells.items())
     )
     picture = ctx.figure(f"rank-curves-{ctx.tier}.png")
-    pictures.rank_curves(picture, cells)
+    pictures.rank_curves(picture, {k: c for k, c in cells.items() if k.endswith(f"L={lookbacks[-1]}")})
     units = {method: units_by_run(errors) for method, errors in by_run.items()}
     shown = [{"factors": {"cell": k}, "seed": 0, "method": m, "value": v}
              for m, values in (("rank 12", ours), ("full-rank ridge", full)) for k, v in zip(cells, values)]  # fmt: skip
