@@ -33,6 +33,7 @@ LABELS = {
     "timebase": "TimeBase ¹",
     "olinear": "OLinear ¹",
     "rootpurge": "Root Purge ¹",
+    "kronecker": "one map of periods ⊗ one map of phases (SparseTSF's form), closed form",
     "seasonal-naive": "seasonal naive",
     "repeat-last": "repeat last",
 }
