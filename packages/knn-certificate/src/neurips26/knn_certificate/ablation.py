@@ -137,6 +137,40 @@ def group_loss(z: Tensor, group: Tensor) -> Tensor:
     return -mean[count > 0].mean() if (count > 0).any() else z.sum() * 0
 
 
+def _train_under(
+    intervention: str, model: MLP, x: Tensor, labels: np.ndarray, strength: float, settings: dict[str, Any]
+) -> float:
+    """Train the network (in place); returns the accuracy of a backbone on its random labels, 1 where there is none."""
+    seed, target = settings["seed"], torch.from_numpy(labels)
+    if intervention in ("cross-pair", "same-pair"):
+        partner = torch.from_numpy(partners(labels, seed, same_class=intervention == "same-pair"))
+        body = model.body
+
+        def pull(z: Tensor, rows: Tensor) -> Tensor:
+            return info_nce(z, body(x[partner[rows]]))
+
+        train(model, x, target, penalty=pull, weight=strength, **settings)
+    elif intervention == "rainbow":
+        groups = torch.from_numpy(rainbow_groups(labels, seed))
+        settings = {**settings, "batch": len(labels)}  # a group must meet in one batch
+        train(model, x, target, penalty=lambda z, rows: group_loss(z, groups[rows]), weight=strength, **settings)
+    elif intervention == "frozen":
+        noise = torch.from_numpy(randomise_labels(labels, 1.0, seed))
+        train(model, x, noise, **settings)
+        memorised = accuracy(model, x, noise)
+        for p in model.body.parameters():
+            p.requires_grad_(False)
+        hidden, classes = model.head.in_features, model.head.out_features
+        model.head = build(
+            lambda: nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, classes)), seed + 1
+        )
+        train(model, x, target, **settings)
+        return memorised
+    else:
+        train(model, x, target, **settings)
+    return 1.0
+
+
 def ablate_geometry(
     X: np.ndarray,
     y: np.ndarray,
@@ -187,36 +221,9 @@ def ablate_geometry(
             "test": randomise_labels(y_test, strength, seed + 2),
         }
     model = build(lambda: MLP(X.shape[1], classes, hidden), seed)
-    target = torch.from_numpy(shown)
-    memorised = 1.0
-    settings: dict[str, Any] = {"steps": steps, "batch": batch, "lr": lr, "seed": seed}
-    if intervention in ("cross-pair", "same-pair"):
-        partner = torch.from_numpy(partners(shown, seed, same_class=intervention == "same-pair"))
-        body = model.body
-        train(
-            model,
-            x_kept,
-            target,
-            penalty=lambda z, rows: info_nce(z, body(x_kept[partner[rows]])),
-            weight=strength,
-            **settings,
-        )
-    elif intervention == "rainbow":
-        groups = torch.from_numpy(rainbow_groups(shown, seed))
-        settings["batch"] = len(kept)  # a group must meet in one batch
-        train(model, x_kept, target, penalty=lambda z, rows: group_loss(z, groups[rows]), weight=strength, **settings)
-    elif intervention == "frozen":
-        noise = torch.from_numpy(randomise_labels(shown, 1.0, seed))
-        train(model, x_kept, noise, **settings)
-        memorised = accuracy(model, x_kept, noise)
-        for p in model.body.parameters():
-            p.requires_grad_(False)
-        model.head = build(
-            lambda: nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, classes)), seed + 1
-        )
-        train(model, x_kept, target, **settings)
-    else:
-        train(model, x_kept, target, **settings)
+    memorised = _train_under(
+        intervention, model, x_kept, shown, strength, {"steps": steps, "batch": batch, "lr": lr, "seed": seed}
+    )
     memory, block_features = features_of(model, x_kept), features_of(model, x_held)
     # A dead representation (all zeros) has no direction: a constant column gives it one and changes no other ranking much.
     memory, block_features = (np.pad(f, ((0, 0), (0, 1)), constant_values=1e-6) for f in (memory, block_features))

@@ -22,6 +22,8 @@ from neurips26.shared.arrays import check_choice, check_int, check_real
 __all__ = ["Slack", "certify_arrays", "choose_k", "not_constant", "random_block"]
 
 Slack = Literal["clopper-pearson", "kl", "hoeffding"]
+#: What the step to the network of all data assumes beyond a random block.
+_FURTHER = {"unlabeled": (POOL,), "double-deletion": (MONOTONE,), "none": ()}
 
 
 def random_block(n: int, fraction: float, seed: int, name: str = "block") -> tuple[np.ndarray, np.ndarray]:
@@ -98,87 +100,41 @@ def certify_arrays(
     check_choice(metric, "metric", METRICS)
     if pool_predictions is not None and deleted_predictions is not None:
         raise ValueError("deleted_predictions: expected None beside pool_predictions, got both")
-    memory = prepare(memory_features, metric, "memory_features")
-    block = prepare(block_features, metric, "block_features", like=memory_features)
-    not_constant(memory, "memory_features")
-    if block.shape[1] != memory.shape[1]:
-        raise ValueError(
-            f"block_features: expected {memory.shape[1]} columns as in memory_features, got {block.shape[1]}"
-        )
-    if pool_predictions is not None and len(pool_predictions) != 2:
-        raise ValueError(
-            f"pool_predictions: expected those of the full network and of the one without the block, got {len(pool_predictions)}"
-        )
+    memory, block = _prepared(memory_features, block_features, metric)
     labels = {
         "memory_labels": memory_labels,
         "block_labels": block_labels,
         "block_predictions": block_predictions,
         "deleted_predictions": deleted_predictions,
     }
-    labels = {name: value for name, value in labels.items() if value is not None}
-    classes = _all_classes([*labels.items(), *(("pool_predictions", p) for p in pool_predictions or ())])
-    code = {name: encode_labels(value, name, classes)[1] for name, value in labels.items()}
-    for name, codes in code.items():
-        n = memory.shape[0] if name == "memory_labels" else block.shape[0]
-        if codes.size != n:
-            raise ValueError(f"{name}: expected {n} entries, got {codes.size}")
+    classes, code = _as_codes(labels, pool_predictions, memory.shape[0], block.shape[0])
     engine = {"backend": backend, "device": device}
     details: dict[str, Any] = {"slack": slack}
     if k == "auto":
         k, details["loo_errors"] = choose_k(memory, code["memory_labels"], **engine)
     check_int(k, "k", minimum=1)
-    decided = votes(code["memory_labels"], neighbours(memory, block, k, **engine), [k])[k]
-    y, f = code["block_labels"], code["block_predictions"]
-    events = {"geometry": decided != y, "disagreement": f != decided}
-    events["joint"] = events["geometry"] | events["disagreement"]
-    notes, assumptions = [], [IID, BLOCK]
+    events = _events(votes(code["memory_labels"], neighbours(memory, block, k, **engine), [k])[k], code)
+    notes = _notes(classes, code, events, details.get("loo_errors", {}).get(k))
     if block.shape[0] < CHOICES.small_block:
-        notes.append(f"only {block.shape[0]} certification points: slack dominates")
-        warnings.warn(notes[-1], stacklevel=2)
-    absent = np.setdiff1d(y, code["memory_labels"])
-    if absent.size:
-        notes.append(f"classes without a memory point, always decoded wrongly: {classes[absent][:5].tolist()}")
-    stability, share, certified = None, delta, WITHOUT_BLOCK
-    if pool_predictions is not None:
-        full, part = (encode_labels(p, "pool_predictions", classes)[1] for p in pool_predictions)
-        if full.shape != part.shape:
-            raise ValueError(f"pool_predictions: expected two arrays of one length, got {full.size} and {part.size}")
-        share = delta / 2
-        events["stability"] = full != part
-        stability = Term.of(events["stability"], share, slack)
-        certified = OF_ALL
-        assumptions.append(POOL)
-        details["stability"], details["stability_in_bound"] = "unlabeled", True
-    elif deleted_predictions is not None:
-        events["stability"] = code["deleted_predictions"] != f
-        events["joint"] = events["joint"] | events["stability"]
-        stability = Term.of(events["stability"], delta, slack)
-        certified = OF_ALL
-        assumptions.append(MONOTONE)
-        details["stability"], details["stability_in_bound"] = "double-deletion", False
-    joint = Term.of(events["joint"], share, slack)
-    bound = min(
-        1.0, joint.upper + (stability.upper if stability is not None and details["stability_in_bound"] else 0.0)
-    )
-    parts = 2 + (stability is not None)
-    additive = sum(
-        bounds.upper(int(events[e].sum()), events[e].size, delta / parts, slack) for e in events if e != "joint"
-    )
-    events["holdout"] = f != y
-    notes += _memorised(details.get("loo_errors", {}).get(k), events["geometry"])
-    details["classes"] = _class_table(classes, y, events)
+        notes.insert(0, f"only {block.shape[0]} certification points: slack dominates")
+        warnings.warn(notes[0], stacklevel=2)
+    by = "unlabeled" if pool_predictions is not None else "none" if deleted_predictions is None else "double-deletion"
+    if by != "none":
+        details["stability"], details["stability_in_bound"] = by, by == "unlabeled"
+    details["classes"] = _class_table(classes, code["block_labels"], events)
+    share = delta / 2 if by == "unlabeled" else delta
+    terms = {e: Term.of(v, share, slack) for e, v in events.items() if e != "holdout"}
+    added = terms["stability"].upper if by == "unlabeled" else 0.0
+    one_by_one = [e for e in terms if e != "joint"]
     return Certificate(
-        bound=bound,
-        certified=certified,
-        geometry=Term.of(events["geometry"], share, slack),
-        disagreement=Term.of(events["disagreement"], share, slack),
-        stability=stability,
-        joint=joint,
-        additive_bound=min(1.0, additive),
-        holdout_bound=bounds.clopper_pearson(int(events["holdout"].sum()), y.size, delta),
+        bound=min(1.0, terms["joint"].upper + added),
+        certified=WITHOUT_BLOCK if by == "none" else OF_ALL,
+        **{"stability": None, **terms},
+        additive_bound=min(1.0, sum(Term.of(events[e], delta / len(one_by_one), slack).upper for e in one_by_one)),
+        holdout_bound=Term.of(events["holdout"], delta, "clopper-pearson").upper,
         mode="blocked",
         rigorous=True,
-        assumptions=tuple(assumptions),
+        assumptions=(IID, BLOCK, *_FURTHER[by]),
         notes=tuple(notes),
         n_train=memory.shape[0],
         n_classes=classes.size,
@@ -188,6 +144,65 @@ def certify_arrays(
         details=details,
         events=events,
     )
+
+
+def _prepared(memory_features: Any, block_features: Any, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """Features of memory and block, checked and scaled for the metric."""
+    memory = prepare(memory_features, metric, "memory_features")
+    block = prepare(block_features, metric, "block_features", like=memory_features)
+    not_constant(memory, "memory_features")
+    if block.shape[1] != memory.shape[1]:
+        raise ValueError(
+            f"block_features: expected {memory.shape[1]} columns as in memory_features, got {block.shape[1]}"
+        )
+    return memory, block
+
+
+def _as_codes(
+    labels: dict[str, Any], pool_predictions: tuple[Any, Any] | None, n_memory: int, n_block: int
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """All classes, and labels and predictions (those on the pool under ``full`` and ``part``) as numbers of them."""
+    if pool_predictions is not None and len(pool_predictions) != 2:
+        raise ValueError(
+            f"pool_predictions: expected those of the full network and of the one without the block, got {len(pool_predictions)}"
+        )
+    labels = {name: value for name, value in labels.items() if value is not None}
+    classes = _all_classes([*labels.items(), *(("pool_predictions", p) for p in pool_predictions or ())])
+    code = {name: encode_labels(value, name, classes)[1] for name, value in labels.items()}
+    for name, codes in code.items():
+        n = n_memory if name == "memory_labels" else n_block
+        if codes.size != n:
+            raise ValueError(f"{name}: expected {n} entries, got {codes.size}")
+    if pool_predictions is not None:
+        full, part = (encode_labels(p, "pool_predictions", classes)[1] for p in pool_predictions)
+        if full.shape != part.shape:
+            raise ValueError(f"pool_predictions: expected two arrays of one length, got {full.size} and {part.size}")
+        code["full"], code["part"] = full, part
+    return classes, code
+
+
+def _events(decided: np.ndarray, code: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What the certificate counts; after a double deletion the joint event takes stability in."""
+    y, f = code["block_labels"], code["block_predictions"]
+    events = {"geometry": decided != y, "disagreement": f != decided}
+    events["joint"] = events["geometry"] | events["disagreement"]
+    if "full" in code:
+        events["stability"] = code["full"] != code["part"]
+    elif "deleted_predictions" in code:
+        events["stability"] = code["deleted_predictions"] != f
+        events["joint"] = events["joint"] | events["stability"]
+    events["holdout"] = f != y
+    return events
+
+
+def _notes(
+    classes: np.ndarray, code: dict[str, np.ndarray], events: dict[str, np.ndarray], in_sample: float | None
+) -> list[str]:
+    absent = np.setdiff1d(code["block_labels"], code["memory_labels"])
+    notes = _memorised(in_sample, events["geometry"])
+    if absent.size:
+        notes.insert(0, f"classes without a memory point, always decoded wrongly: {classes[absent][:5].tolist()}")
+    return notes
 
 
 def _all_classes(labels: list[tuple[str, Any]]) -> np.ndarray:

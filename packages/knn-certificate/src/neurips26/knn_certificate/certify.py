@@ -13,10 +13,9 @@ Three protocols:
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,22 +29,14 @@ from neurips26.knn_certificate import bounds, leave_one_out
 from neurips26.knn_certificate.blocked import certify_arrays, random_block
 from neurips26.knn_certificate.certificate import Certificate
 from neurips26.knn_certificate.choices import CHOICES
-from neurips26.knn_certificate.features import (
-    Extracted,
-    digest,
-    extract_features,
-    in_order,
-    leaves,
-    split_batch,
-    weights_digest,
-)
+from neurips26.knn_certificate.features import Extracted, digest, extract_features, in_order, leaves, split_batch
 from neurips26.knn_certificate.heads import checked_pool, coarser, with_notes
 from neurips26.knn_certificate.knn import METRICS
 from neurips26.knn_certificate.labels import encode_labels
 from neurips26.knn_certificate.leave_one_out import certify_loo, holdout_of_head, refuse_trained
+from neurips26.knn_certificate.retraining import as_module, over, same_weights, trained_on
 from neurips26.knn_certificate.search import check_device
 from neurips26.shared.arrays import check_choice, check_int, check_real
-from neurips26.shared.runs import atomic_path
 
 __all__ = ["certify"]
 
@@ -125,107 +116,140 @@ def certify(
         check_choice(slack, "slack", leave_one_out.SLACKS if mode == "loo" else bounds.SLACKS)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else check_device(device)
     work = None if work is None else Path(work)
-    read = {"layer": feature_layer, "device": device, "shards": work}
+    given = _Given(model, train_loader, unlabeled_loader, train_fn, block, seed, feature_layer, device, work)
+    asked = {"k": k, "metric": metric, "delta": delta}
     engine = {"backend": backend, "device": device}
-    data: Any = train_loader.dataset
     if mode == "loo":
         refuse_trained(representation)
-        train = extract_features(model, train_loader, **read)
-        codes = _as_outputs(train)
-        pool = None if unlabeled_loader is None else extract_features(model, unlabeled_loader, **read)
-        pool_x, notes = checked_pool(train.features, None if pool is None else pool.features)
-        if train_fn is None:
-            head = LogisticRegression(max_iter=1000)
-            reference = (
-                holdout_of_head(train.features, codes, head, block, seed),
-                "of a logistic head on these features",
-            )
-        else:
-            kept, held = random_block(codes.size, block, seed)
-            part = _trained(train_fn, train_loader, kept, seed, model, work)
-            again = extract_features(part, train_loader, **read)
-            if not np.allclose(
-                again.features, train.features, rtol=1e-3, atol=1e-4 * float(np.abs(train.features).max())
-            ):
-                raise ValueError(
-                    "representation: expected features that stay as they are when train_fn trains without a block, they "
-                    "moved: the representation is not frozen; use mode 'blocked'"
-                )
-            reference = again.predictions[held] != codes[held], f"of the model without {block:.0%} of the points"
-        certificate = certify_loo(
-            train.features,
-            codes,
-            train.n_outputs,
-            train.predictions,
-            pool_x,
-            None if pool is None else pool.predictions,
-            reference,
-            k,
-            metric,
-            delta,
-            "rogers-wagner" if slack == "auto" else slack,
-            engine,
+        return _leave_one_out(given, asked, "rogers-wagner" if slack == "auto" else slack, engine)
+    asked["slack"] = "clopper-pearson" if slack == "auto" else slack
+    return _blocked(given, stability, check_train_fn, asked, engine)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The classifier, its data, and how it is read and trained again."""
+
+    model: nn.Module
+    loader: DataLoader
+    pool_loader: DataLoader | None
+    train_fn: Callable[[Any, int], nn.Module] | None
+    block: float
+    seed: int
+    layer: str
+    device: str
+    work: Path | None
+
+    def read(self, model: nn.Module, loader: DataLoader) -> Extracted:
+        """Features, labels and outputs in order."""
+        return extract_features(model, loader, self.layer, self.device, shards=self.work)
+
+    def trained(self, rows: np.ndarray) -> nn.Module:
+        """The model trained on some rows, from the folder ``work`` where it was finished there."""
+        assert self.train_fn is not None
+        return trained_on(self.train_fn, self.loader, rows, self.seed, self.model, self.work)
+
+
+def _leave_one_out(given: _Given, asked: dict[str, Any], slack: str, engine: dict[str, Any]) -> Certificate:
+    """All points serve the decoder of a frozen representation."""
+    train = given.read(given.model, given.loader)
+    codes = _as_outputs(train)
+    pool = None if given.pool_loader is None else given.read(given.model, given.pool_loader)
+    pool_x, notes = checked_pool(train.features, None if pool is None else pool.features, stacklevel=5)
+    certificate = certify_loo(
+        train.features,
+        codes,
+        train.n_outputs,
+        train.predictions,
+        pool_x,
+        None if pool is None else pool.predictions,
+        _reference(given, train, codes),
+        **asked,
+        slack=slack,
+        engine=engine,
+    )
+    return with_notes(certificate, notes)
+
+
+def _reference(given: _Given, train: Extracted, codes: np.ndarray) -> tuple[np.ndarray, str]:
+    """Errors on a block, for plain hold-out, and whose they are. With ``train_fn`` the features must not move."""
+    if given.train_fn is None:
+        head = LogisticRegression(max_iter=1000)
+        errors = holdout_of_head(train.features, codes, head, given.block, given.seed)
+        return errors, "of a logistic head on these features"
+    kept, held = random_block(codes.size, given.block, given.seed)
+    again = given.read(given.trained(kept), given.loader)
+    if not np.allclose(again.features, train.features, rtol=1e-3, atol=1e-4 * float(np.abs(train.features).max())):
+        raise ValueError(
+            "representation: expected features that stay as they are when train_fn trains without a block, they "
+            "moved: the representation is not frozen; use mode 'blocked'"
         )
-        return with_notes(certificate, notes)
-    if train_fn is None:
+    return again.predictions[held] != codes[held], f"of the model without {given.block:.0%} of the points"
+
+
+def _blocked(
+    given: _Given, stability: str, check_train_fn: bool, asked: dict[str, Any], engine: dict[str, Any]
+) -> Certificate:
+    """A random block that the retrained model has not seen."""
+    if given.train_fn is None:
         raise ValueError(
             "train_fn: expected a function (subset, seed) -> model for mode 'blocked', got None: points that the network "
             "was trained on certify nothing"
         )
     if stability == "auto":
-        stability = "unlabeled" if unlabeled_loader is not None else "none"
-    if stability == "unlabeled" and unlabeled_loader is None:
+        stability = "unlabeled" if given.pool_loader is not None else "none"
+    if stability == "unlabeled" and given.pool_loader is None:
         raise ValueError("unlabeled_loader: expected a loader for stability 'unlabeled', got None")
-    in_order(train_loader)  # refuses a data set without length and index
-    kept, held = random_block(len(data), block, seed)
-    part = _trained(train_fn, train_loader, kept, seed, model, work)
+    in_order(given.loader)  # refuses a data set without length and index
+    kept, held = random_block(len(given.loader.dataset), given.block, given.seed)  # type: ignore[arg-type]
+    part = given.trained(kept)
     notes: list[str] = []
-    if _same_weights(model, part):
+    if same_weights(given.model, part):
         notes.append(
             "the model without the block has exactly the weights of the full one: does train_fn use its subset?"
         )
-        warnings.warn(notes[-1], stacklevel=2)
-    memory = extract_features(part, _over(train_loader, kept), **read)
-    block_read = extract_features(part, _over(train_loader, held), **read)
-    memory_labels, block_labels = _as_outputs(memory), _as_outputs(block_read)
+    memory, block = (given.read(part, over(given.loader, rows)) for rows in (kept, held))
+    memory_labels, block_labels = _as_outputs(memory), _as_outputs(block)
     if check_train_fn:
-        repeated = _module(train_fn(Subset(data, kept.tolist()), seed))
-        again = extract_features(repeated, _over(train_loader, held), feature_layer, device)
-        if not (again.predictions == block_read.predictions).all():
-            raise ValueError(
-                "train_fn: expected the same model for the same subset and seed, got "
-                f"{int((again.predictions != block_read.predictions).sum())} "
-                f"other predictions of {held.size}"
-            )
-    extra: dict[str, Any] = {}
+        _check_repeats(given, kept, held, block.predictions)
+    evidence: dict[str, Any] = {}
     if stability == "unlabeled":
-        assert unlabeled_loader is not None
-        whole, other = (extract_features(m, unlabeled_loader, **read) for m in (model, part))
-        extra["pool_predictions"] = (whole.predictions, other.predictions)
-        both = _shared_inputs(train_loader, unlabeled_loader)
-        if both:
-            notes.append(
-                f"the unlabelled pool shares {len(both)} points with the training data: stability is not certified"
-            )
-            warnings.warn(notes[-1], stacklevel=2)
+        evidence["pool_predictions"], shared = _on_pool(given, part)
+        notes += shared
     elif stability == "double-deletion":
-        again_kept, _ = random_block(kept.size, held.size / kept.size, seed, "second block")
-        third = _trained(train_fn, train_loader, kept[again_kept], seed, model, work)
-        extra["deleted_predictions"] = extract_features(third, _over(train_loader, held), **read).predictions
+        again_kept, _ = random_block(kept.size, held.size / kept.size, given.seed, "second block")
+        third = given.trained(kept[again_kept])
+        evidence["deleted_predictions"] = given.read(third, over(given.loader, held)).predictions
+    for note in notes:
+        warnings.warn(note, stacklevel=3)
     certificate = certify_arrays(
-        memory.features,
-        memory_labels,
-        block_read.features,
-        block_labels,
-        block_read.predictions,
-        k=k,
-        metric=metric,
-        delta=delta,
-        slack="clopper-pearson" if slack == "auto" else slack,
-        **engine,
-        **extra,  # type: ignore[arg-type]
+        memory.features, memory_labels, block.features, block_labels, block.predictions, **asked, **engine, **evidence
     )
     return with_notes(certificate, notes, n_classes=max(certificate.n_classes, memory.n_outputs))
+
+
+def _check_repeats(given: _Given, kept: np.ndarray, held: np.ndarray, predictions: np.ndarray) -> None:
+    """Train on the same part once more and demand the same predictions."""
+    assert given.train_fn is not None
+    repeated = as_module(given.train_fn(Subset(given.loader.dataset, kept.tolist()), given.seed))
+    again = extract_features(repeated, over(given.loader, held), given.layer, given.device)
+    different = int((again.predictions != predictions).sum())
+    if different:
+        raise ValueError(
+            f"train_fn: expected the same model for the same subset and seed, got {different} other predictions of {held.size}"
+        )
+
+
+def _on_pool(given: _Given, part: nn.Module) -> tuple[tuple[np.ndarray, np.ndarray], list[str]]:
+    """Predictions of both models on the pool, and a note where it shares points with the training data."""
+    assert given.pool_loader is not None
+    whole, other = (given.read(m, given.pool_loader).predictions for m in (given.model, part))
+    both = _shared_inputs(given.loader, given.pool_loader)
+    if not both:
+        return (whole, other), []
+    return (whole, other), [
+        f"the unlabelled pool shares {len(both)} points with the training data: stability is not certified"
+    ]
 
 
 def _as_outputs(read: Extracted) -> np.ndarray:
@@ -243,64 +267,6 @@ def _as_outputs(read: Extracted) -> np.ndarray:
             f"labels: expected numbers 0 to {read.n_outputs - 1} of the model's outputs, or one-hot rows, got {got}"
         )
     return y.astype(np.int64)
-
-
-def _trained(
-    train_fn: Callable[[Any, int], nn.Module],
-    loader: DataLoader,
-    rows: np.ndarray,
-    seed: int,
-    model: nn.Module,
-    work: Path | None,
-) -> nn.Module:
-    """The model trained on ``rows``, from ``work`` where it was finished there for all that this call is about."""
-    subset = Subset(loader.dataset, rows.tolist())
-    if work is None:
-        return _module(train_fn(subset, seed))
-    state = hashlib.blake2b(rows.tobytes() + f"{seed} {_name_of(train_fn)}".encode(), digest_size=12)
-    for batch in _over(loader, rows):
-        inputs, labels = split_batch(batch)
-        state.update(digest(leaves(inputs)).encode())
-        state.update(np.asarray(labels.cpu() if isinstance(labels, torch.Tensor) else labels).tobytes())
-    kept = work / f"{weights_digest(model)}-{state.hexdigest()}.pt"
-    if kept.exists():
-        part = copy.deepcopy(model)
-        part.load_state_dict(torch.load(kept, map_location="cpu", weights_only=True))
-        return part
-    part = _module(train_fn(subset, seed))
-    with atomic_path(kept) as temporary:
-        torch.save(part.state_dict(), temporary)
-    return part
-
-
-def _name_of(train_fn: Any) -> str:
-    """Name and code of a function; of another callable, its type."""
-    code = getattr(train_fn, "__code__", None)
-    body = (
-        "" if code is None else hashlib.blake2b(code.co_code + repr(code.co_names).encode(), digest_size=8).hexdigest()
-    )
-    return f"{getattr(train_fn, '__module__', '')} {getattr(train_fn, '__qualname__', type(train_fn).__name__)} {body}"
-
-
-def _module(part: Any) -> nn.Module:
-    if not isinstance(part, nn.Module):
-        raise TypeError(f"train_fn: expected it to return a torch module, got {type(part).__name__}")
-    return part
-
-
-def _over(loader: DataLoader, indices: np.ndarray) -> DataLoader:
-    """A loader over some points in order, with the batch size and collation of the given one."""
-    return DataLoader(
-        Subset(loader.dataset, indices.tolist()),
-        batch_size=loader.batch_size or 256,
-        shuffle=False,
-        collate_fn=loader.collate_fn,
-    )
-
-
-def _same_weights(a: nn.Module, b: nn.Module) -> bool:
-    left, right = a.state_dict(), b.state_dict()
-    return left.keys() == right.keys() and all(torch.equal(left[key].cpu(), right[key].cpu()) for key in left)
 
 
 def _shared_inputs(*loaders: DataLoader) -> set[str]:

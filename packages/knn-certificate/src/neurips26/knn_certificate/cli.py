@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -198,20 +199,24 @@ class Ablate:
 
         d = datasets.digits()
         first, rest = datasets.random_split(len(d.y), self.n, self.seed)
-        got = ablate_geometry(
-            d.X[first],
-            d.y[first],
-            d.X[rest],
-            d.y[rest],
-            self.intervention,
-            strength=self.strength,
-            seed=self.seed,
-            hidden=384,
-            steps=600,
-            batch=150,
-        )
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            got = ablate_geometry(
+                d.X[first],
+                d.y[first],
+                d.X[rest],
+                d.y[rest],
+                self.intervention,
+                strength=self.strength,
+                seed=self.seed,
+                hidden=384,
+                steps=600,
+                batch=150,
+            )
         for name, value in got.figures().items():
             print(f"{name:<18}{value:.4f}")
+        for warning in said:
+            print(f"note: {warning.message}")
         return 0
 
 

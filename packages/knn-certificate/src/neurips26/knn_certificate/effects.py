@@ -48,9 +48,7 @@ def _pooled_rank(cells: list[dict[str, Any]], x: str, y: str, level: float) -> I
 
     def rank(chosen: Sequence[int]) -> float:
         a, b = (np.concatenate([pairs[i][j] for i in chosen]) for j in (0, 1))
-        ra, rb = (np.unique(v, return_inverse=True)[1].astype(float) for v in (a, b))
-        # Mid-ranks of ties.
-        ra, rb = (_midrank(v) for v in (ra, rb))
+        ra, rb = (_midrank(v) for v in (a, b))
         if ra.std() == 0 or rb.std() == 0:
             return 0.0
         return float(np.corrcoef(ra, rb)[0, 1])
@@ -62,6 +60,7 @@ def _pooled_rank(cells: list[dict[str, Any]], x: str, y: str, level: float) -> I
 
 
 def _midrank(v: np.ndarray) -> np.ndarray:
+    """Ranks, ties at the middle of theirs."""
     _, inverse, counts = np.unique(v, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return (ends - (counts - 1) / 2)[inverse]

@@ -104,89 +104,84 @@ def certify_features(
         name, got = ("unlabeled", "features") if unlabeled is not None else ("stability", repr(stability))
         raise ValueError(f"{name}: expected none in mode 'folds' (its bound is for the folds' heads), got {got}")
     pool, notes = checked_pool(given if isinstance(given, torch.Tensor) else X, unlabeled)
+    asked = {"k": k, "metric": metric, "delta": delta}
     if mode == "loo":
         slack = "rogers-wagner" if slack == "auto" else check_choice(slack, "slack", leave_one_out.SLACKS)
         fitted = clone(head).fit(X, codes)
         pool_prediction = None if pool is None else fitted.predict(pool)
         reference = holdout_of_head(X, codes, head, block, seed), f"of the head without {block:.0%} of the points"
         certificate = certify_loo(
-            X, codes, classes.size, fitted.predict(X), pool, pool_prediction, reference, k, metric, delta, slack, engine
+            X,
+            codes,
+            classes.size,
+            fitted.predict(X),
+            pool,
+            pool_prediction,
+            reference,
+            **asked,
+            slack=slack,
+            engine=engine,
         )
         return with_notes(certificate, notes)
-    slack = "clopper-pearson" if slack == "auto" else slack
-    check_choice(slack, "slack", bounds.SLACKS)
+    asked["slack"] = "clopper-pearson" if slack == "auto" else check_choice(slack, "slack", bounds.SLACKS)
     if mode == "folds":
-        return _folds(X, codes, classes, head, folds, k, metric, delta, slack, seed, backend, device)
+        return _folds(X, codes, classes.size, head, folds, seed, asked, engine)
+    certificate = _blocked(X, codes, head, pool, stability, block, seed, {**asked, **engine})
+    for row in certificate.details["classes"]:
+        row["class"] = classes[row["class"]].item()
+    return with_notes(certificate, notes, n_classes=classes.size, frozen=True)
+
+
+def _blocked(
+    X: np.ndarray,
+    codes: np.ndarray,
+    head: Any,
+    pool: np.ndarray | None,
+    stability: str,
+    block: float,
+    seed: int,
+    asked: dict[str, Any],
+) -> Certificate:
+    """A random block that the head has not seen."""
     if stability == "auto":
         stability = "unlabeled" if pool is not None else "none"
     if stability == "unlabeled" and pool is None:
         raise ValueError("unlabeled: expected features of a pool for stability 'unlabeled', got None")
     kept, held = random_block(codes.size, block, seed)
     part = clone(head).fit(X[kept], codes[kept])
-    extra: dict[str, Any] = {}
+    evidence: dict[str, Any] = {}
     if stability == "unlabeled":
         whole = clone(head).fit(X, codes)
-        extra["pool_predictions"] = (whole.predict(pool), part.predict(pool))
+        evidence["pool_predictions"] = (whole.predict(pool), part.predict(pool))
     elif stability == "double-deletion":
         again, _ = random_block(kept.size, held.size / kept.size, seed, "second block")
-        extra["deleted_predictions"] = clone(head).fit(X[kept[again]], codes[kept[again]]).predict(X[held])
-    certificate = certify_arrays(
-        X[kept],
-        codes[kept],
-        X[held],
-        codes[held],
-        part.predict(X[held]),
-        k=k,
-        metric=metric,
-        delta=delta,
-        slack=slack,  # type: ignore[arg-type]
-        **engine,
-        **extra,
-    )
-    for row in certificate.details["classes"]:
-        row["class"] = classes[row["class"]].item()
-    return with_notes(certificate, notes, n_classes=classes.size, frozen=True)
+        evidence["deleted_predictions"] = clone(head).fit(X[kept[again]], codes[kept[again]]).predict(X[held])
+    return certify_arrays(X[kept], codes[kept], X[held], codes[held], part.predict(X[held]), **asked, **evidence)
 
 
 def _folds(
     X: np.ndarray,
     codes: np.ndarray,
-    classes: np.ndarray,
+    n_classes: int,
     head: Any,
     folds: int,
-    k: Any,
-    metric: str,
-    delta: float,
-    slack: str,
     seed: int,
-    backend: str,
-    device: str,
+    asked: dict[str, Any],
+    engine: dict[str, Any],
 ) -> Certificate:
     """Mean over the folds' heads: each fold is an honest block for its own head, so each gets ``delta / folds``.
 
     The pooled count is *not* one binomial: the heads share data, so their errors depend on each other.
     """
     check_int(folds, "folds", minimum=2, maximum=codes.size // 2)
-    share = delta / folds
+    share, slack = asked["delta"] / folds, asked["slack"]
     parts = []
     for kept, held in fold_parts(codes.size, folds, seed):
         f = clone(head).fit(X[kept], codes[kept]).predict(X[held])
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="only .* certification points")
             parts.append(
-                certify_arrays(
-                    X[kept],
-                    codes[kept],
-                    X[held],
-                    codes[held],
-                    f,
-                    k=k,
-                    metric=metric,
-                    delta=share,
-                    slack=slack,  # type: ignore[arg-type]
-                    backend=backend,
-                    device=device,
-                )
+                certify_arrays(X[kept], codes[kept], X[held], codes[held], f, **{**asked, "delta": share}, **engine)
             )
     events = {e: np.concatenate([p.events[e] for p in parts]) for e in parts[0].events}
     terms = {e: Term.of(events[e], share, slack) for e in ("geometry", "disagreement", "joint")}
@@ -202,10 +197,10 @@ def _folds(
         assumptions=(IID, FOLDS, FROZEN),
         notes=("the limits of single terms pool dependent folds: the bound does not use them",),
         n_train=codes.size - codes.size // folds,
-        n_classes=classes.size,
+        n_classes=n_classes,
         k=parts[0].k,
-        metric=metric,
-        delta=delta,
+        metric=asked["metric"],
+        delta=asked["delta"],
         details={"slack": slack, "fold_sizes": [p.geometry.n for p in parts], "fold_k": [p.k for p in parts]},
         events=events,
     )
@@ -217,8 +212,8 @@ def fold_parts(n: int, folds: int, seed: int) -> list[tuple[np.ndarray, np.ndarr
     return [(np.setdiff1d(order, held), np.sort(held)) for held in np.array_split(order, folds)]
 
 
-def checked_pool(X: Any, unlabeled: Any) -> tuple[np.ndarray | None, list[str]]:
-    """The pool after checking it, and a note where it shares points with the training data."""
+def checked_pool(X: Any, unlabeled: Any, stacklevel: int = 3) -> tuple[np.ndarray | None, list[str]]:
+    """The pool after checking it, and a note (and a warning) where it shares points with the training data."""
     if unlabeled is None:
         return None, []
     kind = coarser(X, unlabeled)
@@ -228,7 +223,7 @@ def checked_pool(X: Any, unlabeled: Any) -> tuple[np.ndarray | None, list[str]]:
     if not shared:
         return pool, []
     note = f"the unlabelled pool shares {shared} points with the training data: stability is not certified"
-    warnings.warn(note, stacklevel=3)
+    warnings.warn(note, stacklevel=stacklevel)
     return pool, [note]
 
 

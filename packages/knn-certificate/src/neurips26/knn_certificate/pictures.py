@@ -136,7 +136,6 @@ _PROTOCOLS = {
     "folds": "five cross-validated classifiers, on average",
     "loo": "leave-one-out, slack of Rogers & Wagner",
     "loo-devroye-wagner": "leave-one-out, slack of Devroye & Wagner",
-    "loo-chosen-k": "leave-one-out, number of neighbours chosen",
     "loo-hoeffding": "leave-one-out, Hoeffding's slack (no proof)",
     "misused": "control: features trained on the labels",
 }
