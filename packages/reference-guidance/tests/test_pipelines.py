@@ -300,6 +300,53 @@ def test_stochastic_sampling_lcm_and_per_token_times_reach_the_reference():
     torch.testing.assert_close(out, x + (level - lower) * v, rtol=1e-4, atol=1e-4)
 
 
+def test_tokens_with_levels_of_their_own_have_strengths_of_their_own():
+    bank, x, v = some_bank((4, 3), m=1), torch.randn(2, 4, 3), torch.randn(2, 4, 3)
+    level = torch.tensor([0.9, 0.5, 0.2, 0.0])[:, None].expand(2, 4, 1)
+    for schedule, beta in (("quadratic", 0.5 * level**2), (lambda t: 1.0 - t, 0.5 * level)):
+        g = ReferenceMeanGuidance(bank, strength=0.5, schedule=schedule, topk=1, window=(0.0, 1.0))
+        mean = x - level * v
+        shift = torch.where(level > 0, (bank.latents - mean) / level.clamp_min(1e-6), torch.zeros_like(x))
+        torch.testing.assert_close(g.correct(v, x, level, 1, 5), v - beta * shift, rtol=1e-4, atol=1e-5)
+        assert g.history[0].beta == pytest.approx(float(beta.mean()), rel=1e-5)
+    g = ReferenceMeanGuidance(bank, strength=0.5, topk=1, window=(0.0, 0.2))
+    assert g.correct(v, x, level, 4, 5) is v  # outside the window
+
+
+def test_the_clock_of_the_released_modes_stands_in_the_settings():
+    for mode, clock in (("in_step", "sigma"), ("released", "step_fraction"), ("released_first", "step_fraction")):
+        g = ReferenceMeanGuidance(some_bank((4, 3)), topk=2, mode=mode)
+        assert g.settings()["time"] == clock
+        assert g.clock(1, 5, 0.9) == pytest.approx(0.1 if clock == "sigma" else 0.25)
+
+
+def test_qwen_image_encodes_and_packs_as_its_own_image_to_image():
+    from types import SimpleNamespace
+
+    from diffusers import AutoencoderKLQwenImage, QwenImageImg2ImgPipeline
+
+    torch.manual_seed(0)
+    vae = AutoencoderKLQwenImage(
+        base_dim=8, z_dim=4, dim_mult=[1, 1], num_res_blocks=1, temperal_downsample=[False],
+        latents_mean=[0.1, -0.2, 0.3, 0.0], latents_std=[1.5, 2.0, 0.5, 1.0],
+    ).eval()  # fmt: skip
+    pipe = type("QwenImagePipeline", (SimpleNamespace,), {})(vae=vae, vae_scale_factor=2)
+    pixels = [torch.rand(16, 24, 3, generator=torch.Generator().manual_seed(i)).numpy() for i in range(2)]
+    bank = ReferenceBank.from_images(pipe, pixels, 16, 24)
+    own = QwenImageImg2ImgPipeline.__new__(QwenImageImg2ImgPipeline)
+    object.__setattr__(own, "vae", vae)
+    x = torch.stack([torch.from_numpy((p * 255).round() / 127.5 - 1).permute(2, 0, 1) for p in pixels])
+    with torch.no_grad():
+        mode = vae.encode(x[:, :, None]).latent_dist.mode()
+        vae_as_mode = SimpleNamespace(config=vae.config, encode=lambda _: SimpleNamespace(latents=mode))
+        object.__setattr__(own, "vae", vae_as_mode)
+        theirs = own._pack_latents(own._encode_vae_image(x[:, :, None], None), 2, 4, 8, 12)
+        torch.testing.assert_close(bank.latents, theirs, rtol=1e-4, atol=1e-5)
+        layout = layout_for(pipe)
+        again = layout.decode(pipe, layout.unpack(bank.latents, bank.grid))
+        torch.testing.assert_close(again, vae.decode(mode, return_dict=False)[0][:, :, 0], rtol=1e-4, atol=1e-4)
+
+
 def test_bf16_latents_keep_their_dtype():
     bank = some_bank((4, 3), m=1)
     g = ReferenceMeanGuidance(bank, strength=1.0, schedule="constant", window=(0.0, 1.0))
@@ -315,10 +362,12 @@ def test_schedulers_that_are_refused():
         guided_scheduler(FlowMatchEulerDiscreteScheduler(invert_sigmas=True), g)
     with pytest.raises(UnsupportedSchedulerError, match="DDIMScheduler"):
         guided_scheduler(DDIMScheduler(), g)
-    from diffusers import UniPCMultistepScheduler
+    from diffusers import DPMSolverMultistepScheduler, UniPCMultistepScheduler
 
-    with pytest.raises(UnsupportedSchedulerError, match="UniPCMultistepScheduler"):
-        guided_scheduler(UniPCMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction"), g)
+    for multistep in (UniPCMultistepScheduler, DPMSolverMultistepScheduler):
+        said = rf"expected one of FlowMatchEulerDiscreteScheduler, .*FlowMatchLCMScheduler, got {multistep.__name__}"
+        with pytest.raises(UnsupportedSchedulerError, match=said):
+            guided_scheduler(multistep(use_flow_sigmas=True, prediction_type="flow_prediction"), g)
     plain = ReferenceGuidedFlowMatchHeun.from_config(FlowMatchHeunDiscreteScheduler().config)
     x = torch.randn(1, 2, 2)
     assert torch.equal(

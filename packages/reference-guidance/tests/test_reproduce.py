@@ -9,6 +9,8 @@ from PIL import Image
 
 from neurips26.reference_guidance import ReferenceBank, reproduce
 from neurips26.reference_guidance.cli import main
+from neurips26.reference_guidance.grid import run_grid
+from neurips26.reference_guidance.image_metrics import clip_scores
 from neurips26.reference_guidance.tiny import save_tiny_klein
 
 
@@ -63,6 +65,7 @@ def test_released_experiment_runs_in_small_and_continues(pipe, tmp_path):
         reproduce.run_released("pink-elephant", pipe, tmp_path, size=32, steps=3, references=2, seed=7)
 
 
+@pytest.mark.slow
 def test_composition_and_prompt_by_reference(pipe, tmp_path):
     rows = reproduce.run_released("composition-object", pipe, tmp_path / "c", size=32, steps=2, references=2)["rows"]
     assert [r["settings"]["references"] for r in rows] == [[2]] * 5 and len({r["picture"] for r in rows}) == 5
@@ -81,22 +84,22 @@ def test_the_unguided_picture_is_that_of_the_same_prompt_and_noise(pipe, tmp_pat
     latents = torch.randn(3, 64, 16, generator=torch.Generator().manual_seed(0))
     bank = ReferenceBank.from_latents(latents)
     try:
-        reproduce.run_grid(pipe, grid_row(bank), [{}], tmp_path)
+        run_grid(pipe, grid_row(bank), [{}], tmp_path)
     except ValueError as error:  # the tiny pipeline's own shape
         shape = eval(str(error).split("latents ")[1].split(")")[0] + ")")
         bank = ReferenceBank.from_latents(torch.randn(3, *shape, generator=torch.Generator().manual_seed(0)))
-        reproduce.run_grid(pipe, grid_row(bank), [{}], tmp_path)
+        run_grid(pipe, grid_row(bank), [{}], tmp_path)
     other = grid_row(bank, prompt="an elephant", seed=5)
-    (row,) = reproduce.run_grid(pipe, other, [{"strength": 0.5}], tmp_path)["rows"]
-    (alone,) = reproduce.run_grid(pipe, other, [{"strength": 0.5}], tmp_path / "new")["rows"]
+    (row,) = run_grid(pipe, other, [{"strength": 0.5}], tmp_path)["rows"]
+    (alone,) = run_grid(pipe, other, [{"strength": 0.5}], tmp_path / "new")["rows"]
     assert (tmp_path / row["base"]).read_bytes() == (tmp_path / "new" / alone["base"]).read_bytes()
     # another bank with the same names, other weights, another model: never the old picture
     with pytest.raises(ValueError, match=r"other settings \(bank\)"):
-        reproduce.run_grid(pipe, grid_row(ReferenceBank.from_latents(bank.latents + 1)), [{}], tmp_path)
+        run_grid(pipe, grid_row(ReferenceBank.from_latents(bank.latents + 1)), [{}], tmp_path)
     with pytest.raises(ValueError, match=r"other settings \(bank\)"):
-        reproduce.run_grid(pipe, grid_row(bank.with_weights([1.0, 2.0, 1.0])), [{}], tmp_path)
+        run_grid(pipe, grid_row(bank.with_weights([1.0, 2.0, 1.0])), [{}], tmp_path)
     with pytest.raises(ValueError, match="other settings"):
-        reproduce.run_grid(pipe, grid_row(bank, call={"prompt": "a dog"}), [{}], tmp_path)
+        run_grid(pipe, grid_row(bank, call={"prompt": "a dog"}), [{}], tmp_path)
 
 
 def test_command_line(folder, tmp_path, capsys):
@@ -122,8 +125,12 @@ def test_command_line(folder, tmp_path, capsys):
     assert "error: name" in capsys.readouterr().err
     assert main(["bank-info", "--bank", str(tmp_path / "absent.safetensors")]) == 2
     assert main(["bank-build", "--pipe", "tiny:flux", "--images", str(tmp_path / "in" / "x"), "--out", bank]) == 2
-    small = ["--size", "32", "--steps", "2", "--references", "2", "--out", str(tmp_path)]
+    small = ["--size", "64", "--steps", "2", "--references", "2", "--out", str(tmp_path), "--rivals"]
+    capsys.readouterr()
     assert main(["reproduce", "blue-elephant", *where, *small]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    drawn = {"copy", "words", "latent average", "image conditioning"}
+    assert set(row["rivals"]) == drawn | {f"image to image {s}" for s in (0.6, 0.8, 0.95)}
 
 
 def test_wrong_arguments_are_told_in_one_line(tmp_path, monkeypatch, capsys):
@@ -192,7 +199,21 @@ def test_without_a_hub_the_error_is_clear(tmp_path, monkeypatch, capsys):
     assert "model_index.json" in capsys.readouterr().err
 
 
-def test_afhq_runs_in_small_and_goes_on(tmp_path, capsys):
+class MeanMetricOfPairs:
+    """In the place of LPIPS: the mean distance of pixels."""
+
+    def __init__(self):
+        self.values = []
+
+    def update(self, left, right):
+        self.values.append((left - right).abs().mean())
+
+    def compute(self):
+        return torch.stack(self.values).mean()
+
+
+def test_afhq_runs_in_small_and_goes_on(tmp_path, capsys, monkeypatch):
+    from neurips26.reference_guidance import image_metrics
     from neurips26.reference_guidance.afhq import afhq
     from neurips26.reference_guidance.tiny import tiny_pipeline
 
@@ -203,12 +224,18 @@ def test_afhq_runs_in_small_and_goes_on(tmp_path, capsys):
         (tmp_path / "in" / species).mkdir(parents=True)
         for j in range(3):
             Image.new("RGB", (40, 30), (i * 200, j * 90, 20)).save(tmp_path / "in" / species / f"{j}.png")
+    monkeypatch.setattr(image_metrics, "INCEPTION", tmp_path / "none.pt")
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     small = ["--pipe", str(tmp_path / "vae"), "--images", str(tmp_path / "in"), "--out", str(tmp_path), "--size", "16"]
     small += ["--steps", "2", "--samples", "3", "--batch", "2", "--dim", "96", "--depth", "1"]
     for name in ("afhq-spg", "afhq-dit", "afhq-balance"):
         assert main(["reproduce", name, *small]) == 0
         found = json.loads(capsys.readouterr().out)
     assert set(found["folders"]) == {"photographs", "cats-1", "cats-0.5", "cats-0"}
+    assert set(found["measures"].pop("not measured")) == {"FID and KID", "LPIPS diversity"}
+    assert found["measures"] == {"cats-1": {}, "cats-0.5": {}, "cats-0": {}}
+    assert set(found["nearest"]["cats-0"]) == {"latents", "pixels"}
+    assert (tmp_path / "afhq" / "spg" / "nearest-cats-0.png").exists()
     made = {
         k: sorted((tmp_path / "afhq" / k).iterdir()) for k in ("spg/pictures-cat", "dit/pictures-both", "photographs")
     }
@@ -220,7 +247,17 @@ def test_afhq_runs_in_small_and_goes_on(tmp_path, capsys):
     cats = ReferenceBank.load(tmp_path / "afhq" / "cat.safetensors")
     assert cats.latents.shape == (3, 4, 8, 8) and cats.fingerprint["scaling"] == "0.3099"
     written = made["photographs"][0].stat().st_mtime_ns
+    # with networks at hand (stand-ins here), everything is measured on the pictures that are there
+    monkeypatch.setattr(image_metrics, "_inception", lambda device, download: lambda x: x.mean((2, 3)))
+    monkeypatch.setattr(image_metrics, "_lpips", lambda device, download: MeanMetricOfPairs())
     assert main(["reproduce", "afhq-spg", *small]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for label in ("both", "cat", "dog"):
+        assert set(found["measures"][label]) == {"FID", "KID", "LPIPS diversity", "pairs"}
+        assert set(found["nearest"][label]) == {"latents", "pixels", "Inception features"}
+    assert found == {
+        k: v for k, v in json.loads((tmp_path / "afhq" / "afhq-spg.json").read_text()).items() if k != "settings"
+    }
     assert made["photographs"][0].stat().st_mtime_ns == written
     assert main(["reproduce", "afhq-spg", *small[:-1], "2"]) == 2
     assert "other settings" in capsys.readouterr().err
@@ -249,7 +286,7 @@ def test_clip_scores_are_cosines():
         pixels = torch.stack([torch.full((3, 32, 32), float(i)) for i in range(len(images))])
         return Inputs(input_ids=torch.tensor([[0, 3, 8]]), pixel_values=pixels, attention_mask=torch.ones(1, 3).long())
 
-    scores = reproduce.clip_scores([Image.new("RGB", (4, 4))] * 20, "a cat", model, processor)
+    scores = clip_scores([Image.new("RGB", (4, 4))] * 20, "a cat", model, processor)
     assert len(scores) == 20 and all(-1.001 <= s <= 1.001 for s in scores)
     assert scores[0] == pytest.approx(scores[16], abs=1e-6)  # batches of 16 start anew
 

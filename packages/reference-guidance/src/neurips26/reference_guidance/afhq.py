@@ -7,7 +7,8 @@ checkpoint, the model, the pictures of each set, and the decoded photographs tha
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from neurips26.reference_guidance import afhq_report
 from neurips26.reference_guidance.bank import ReferenceBank
 from neurips26.reference_guidance.bridge import euler_sample
+from neurips26.reference_guidance.images import list_images
 from neurips26.reference_guidance.layouts import LatentSpace
 from neurips26.shared import runs
 from neurips26.shared.arrays import check_choice
@@ -35,42 +38,61 @@ def afhq(name: str = "") -> dict[str, Any]:
     return defaults | configs[check_choice(name, "name", configs)] if name else {"experiments": sorted(configs)}
 
 
-def run_afhq(name: str, images: Path, out: Path, device: str = "cpu", **smaller: Any) -> dict[str, Any]:
-    """Train and sample.
+def run_afhq(
+    name: str, images: Path, out: Path, device: str = "cpu", download: bool = False, **smaller: Any
+) -> dict[str, Any]:
+    """Train, sample and measure.
 
     Args:
         name: of the run.
         images: folder with the folders ``cat`` and ``dog`` of photographs.
         out: folder of the run; runs of one model share it.
         device: of VAE and model.
+        download: fetch what the measures need (Inception, AlexNet) where it is not on this machine.
         smaller: other values than the released ones, for a rehearsal; 0 and "" keep them.
 
     Returns:
-        by set the folder of its pictures; the FID of each where clean-fid is installed.
+        by set the folder of its pictures, FID, KID and LPIPS diversity, and the nearest references of its first samples.
     """
-    from neurips26.reference_guidance.spg_pipeline import SPGPipeline
-
     how = afhq(name) | {k: v for k, v in smaller.items() if v}
     space = LatentSpace(_vae(how["vae"]).to(device).eval(), how["scaling"])
     banks = {species: _latents(space, Path(images) / species, out, how["side"]) for species in ("cat", "dog")}
     both = banks["cat"].concat(banks["dog"])
     model = _trained(both, out, device, how)
-    pictures = {"photographs": out / "photographs"}
-    _write(pictures["photographs"], len(both), lambda i, n: _decoded(space, both.latents[i : i + n], device))
+    photographs = out / "photographs"
+    _write(photographs, len(both), lambda i, n: _decoded(space, both.latents[i : i + n], device))
+    sets, sample = _sets(how, banks, both), _sampler(model, how, device)
+    folders = {label: out / how["model"] / f"pictures-{label}" for label in sets}
+    rows = {label: afhq_report.rows_of(bank, both) for label, bank in sets.items()}
+    for label, bank in sets.items():
+        _write(folders[label], how["samples"], lambda i, n, bank=bank: _decoded(space, sample(bank, i, n), device))
+    measures, features = afhq_report.measures(folders, photographs, rows, device, download)
+    files, nearest = list_images(photographs), {}
+    for label, bank in sets.items():
+        first = sample(bank, 0, min(_BATCH, how["samples"]))[: afhq_report.SHOWN].cpu()
+        pair = (features[label], features["photographs"][rows[label]]) if label in features else None
+        of_set, path = [files[i] for i in rows[label]], out / how["model"] / f"nearest-{label}.png"
+        nearest[label] = afhq_report.nearest_sheet(path, first, folders[label], bank, of_set, pair)
+    shown = {"photographs": str(photographs)} | {label: str(folder) for label, folder in folders.items()}
+    found = {"folders": shown, "measures": measures, "nearest": nearest}
+    runs.atomic_write_json(out / f"{name}.json", {"settings": how} | found)
+    return found
+
+
+def _sampler(model: Any, how: dict[str, Any], device: str) -> Callable[[ReferenceBank, int, int], Tensor]:
+    """Latents ``start`` to ``start + n`` under a set: each block has noise of its own seed, the same for every set."""
+    from neurips26.reference_guidance.spg_pipeline import SPGPipeline
+
     pipe = None if how["model"] == "dit" else SPGPipeline(model)
-    for label, bank in _sets(how, banks, both).items():
-        pictures[label] = out / how["model"] / f"pictures-{label}"
 
-        def draw(start: int, n: int, bank: ReferenceBank = bank) -> Tensor:
-            # each block has noise of its own seed, the same for every set
-            g = torch.Generator().manual_seed(how["seed"] * 1_000_003 + start)
-            noise = torch.randn(n, *bank.latents.shape[1:], generator=g)
-            if pipe is not None:
-                return _decoded(space, pipe(n, bank, how["sampling_steps"], latents=noise), device)
-            return _decoded(space, euler_sample(model, noise.to(device), how["sampling_steps"]), device)
+    def sample(bank: ReferenceBank, start: int, n: int) -> Tensor:
+        g = torch.Generator().manual_seed(how["seed"] * 1_000_003 + start)
+        noise = torch.randn(n, *bank.latents.shape[1:], generator=g)
+        if pipe is not None:
+            return pipe(n, bank, how["sampling_steps"], latents=noise)
+        return euler_sample(model, noise.to(device), how["sampling_steps"])
 
-        _write(pictures[label], how["samples"], draw)
-    return {"folders": {k: str(v) for k, v in pictures.items()}, "FID": _fid(pictures)}
+    return sample
 
 
 def _vae(name: str) -> Any:
@@ -92,7 +114,7 @@ def _latents(space: LatentSpace, folder: Path, out: Path, side: int) -> Referenc
         bank.save(path)
     bank = ReferenceBank.load(path)
     bank.check_pipe(space)
-    return bank
+    return replace(bank, labels=[folder.name] * len(bank))
 
 
 def _trained(bank: ReferenceBank, out: Path, device: str, how: dict[str, Any]) -> Any:
@@ -155,13 +177,3 @@ def _write(folder: Path, n: int, draw: Any) -> None:
 def _blocks(n: int) -> Iterator[tuple[int, int]]:
     for start in range(0, n, _BATCH):
         yield start, min(_BATCH, n - start)
-
-
-def _fid(pictures: dict[str, Path]) -> dict[str, float] | str:
-    """FID (Inception features, clean-fid) of every set's pictures to the decoded photographs."""
-    try:
-        from cleanfid import fid
-    except ImportError:
-        return "not measured: install clean-fid and run again"
-    real = str(pictures["photographs"])
-    return {k: float(fid.compute_fid(str(v), real)) for k, v in pictures.items() if k != "photographs"}

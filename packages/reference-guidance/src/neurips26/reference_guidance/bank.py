@@ -177,22 +177,8 @@ class ReferenceBank:
             raise ValueError(f"labels: expected {len(sources)}, one an image, got {len(labels)}")
         multiple = 2 * getattr(pipe, "vae_scale_factor", 8)
         height, width = max(multiple, height // multiple * multiple), max(multiple, width // multiple * multiple)
-        fitted, names, kept, skipped = [], [], [], []
-        for i, source in enumerate(sources):
-            name = str(source) if isinstance(source, (str, Path)) else f"image {i}"
-            try:
-                fitted.append(fit_image(open_image(source, f"images[{i}]"), height, width, fit))
-            except ImageError as error:
-                if on_error == "raise":
-                    raise
-                skipped.append({"name": name, "error": str(error)})
-                continue
-            names.append(Path(name).name if isinstance(source, (str, Path)) else name)
-            kept.append(i)
-        if not fitted:
-            raise EmptyBankError(
-                f"images: expected at least one readable image, got {len(sources)} of which 0 readable"
-            )
+        fitted, kept, skipped = _read(sources, height, width, fit, on_error)
+        names = [_name(sources[i], i) for i in kept]
         fingerprint = layout.fingerprint(pipe)
         spatial = _encode(pipe, layout, fitted, fingerprint, Path(cache) if cache else None, progress)
         _check_finite(spatial, names)
@@ -409,6 +395,29 @@ class ReferenceBank:
                 f"other: expected a bank of shape {tuple(self.latents.shape[1:])} and the same VAE, "
                 f"got {tuple(other.latents.shape[1:])}"
             )
+
+
+def _name(source: Any, i: int) -> str:
+    return Path(source).name if isinstance(source, (str, Path)) else f"image {i}"
+
+
+def _read(
+    sources: list[Any], height: int, width: int, fit: str, on_error: str
+) -> tuple[list[Image.Image], list[int], list[dict[str, str]]]:
+    """Pictures of one size, which of the sources they are, and what could not be read."""
+    fitted, kept, skipped = [], [], []
+    for i, source in enumerate(sources):
+        try:
+            fitted.append(fit_image(open_image(source, f"images[{i}]"), height, width, fit))
+            kept.append(i)
+        except ImageError as error:
+            if on_error == "raise":
+                raise
+            name = str(source) if isinstance(source, (str, Path)) else f"image {i}"
+            skipped.append({"name": name, "error": str(error)})
+    if not fitted:
+        raise EmptyBankError(f"images: expected at least one readable image, got {len(sources)} of which 0 readable")
+    return fitted, kept, skipped
 
 
 @torch.no_grad()

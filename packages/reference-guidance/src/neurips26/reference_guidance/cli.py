@@ -95,6 +95,8 @@ class Generate:
     """Of the pipeline (classifier-free guidance); distilled models ignore it."""
     seed: int = 0
     device: str = "cpu"
+    rivals: bool = False
+    """Also draw what the references compete with: a copy, their plain average, and the pipeline's own use of pictures."""
 
     def run(self) -> dict[str, Any]:
         """Generate; finished pictures are kept."""
@@ -135,6 +137,8 @@ class Reproduce:
     size: int = 0
     steps: int = 0
     references: int = 0
+    rivals: bool = False
+    """FLUX.2: also draw what the references compete with (words, a copy, their average, the pipeline's use of pictures)."""
     images: Path | None = None
     """AFHQv2: folder with the folders cat and dog of photographs."""
     samples: int = 0
@@ -143,6 +147,8 @@ class Reproduce:
     """AFHQv2: of the training, as dim and depth."""
     dim: int = 0
     depth: int = 0
+    download: bool = False
+    """AFHQv2: fetch the networks of the measures (Inception 91 MB, AlexNet 233 MB) where they are not on this machine."""
     device: str = "cpu"
 
     def run(self) -> dict[str, Any]:
@@ -157,8 +163,8 @@ class Reproduce:
             if self.images is None:
                 raise ValueError("images: expected the folder of AFHQv2's train split (folders cat and dog), got none")
             return run_afhq(
-                self.name, self.images, self.out / "afhq", self.device, vae=self.pipe, side=self.size, steps=self.steps,
-                samples=self.samples, batch=self.batch, dim=self.dim, depth=self.depth,
+                self.name, self.images, self.out / "afhq", self.device, self.download, vae=self.pipe, side=self.size,
+                steps=self.steps, samples=self.samples, batch=self.batch, dim=self.dim, depth=self.depth,
             )  # fmt: skip
         how = reproduce.released(self.name)
         dtype = torch.bfloat16 if self.device.startswith("cuda") else None
@@ -171,8 +177,9 @@ class Reproduce:
         pipe = reproduce.load_pipeline(self.pipe or how["model"], dtype).to(self.device)
         pipe.set_progress_bar_config(disable=True)
         return reproduce.run_released(
-            self.name, pipe, self.out / self.name, size=self.size, steps=self.steps, references=self.references
-        )
+            self.name, pipe, self.out / self.name, size=self.size, steps=self.steps, references=self.references,
+            with_rivals=self.rivals,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -333,7 +340,8 @@ class Demo:
 def _grid(how: Generate, grid: list[dict[str, Any]]) -> dict[str, Any]:
     """Pictures of a grid of settings under one bank."""
     from neurips26.reference_guidance.bank import ReferenceBank
-    from neurips26.reference_guidance.reproduce import load_pipeline, run_grid
+    from neurips26.reference_guidance.grid import run_grid
+    from neurips26.reference_guidance.reproduce import load_pipeline
     from neurips26.shared.arrays import check_int
 
     _check_device(how.device)
@@ -356,7 +364,7 @@ def _grid(how: Generate, grid: list[dict[str, Any]]) -> dict[str, Any]:
         m = change.pop("references", 0)
         if m:
             change |= {"references": m, "bank": bank.subset(list(range(min(m, len(bank)))))}
-    return run_grid(pipe, row, grid, how.out)
+    return run_grid(pipe, row, grid, how.out, how.rivals)
 
 
 def _check_device(name: str) -> None:

@@ -77,7 +77,7 @@ class ReferenceMeanGuidance:
         region: weights in [0, 1] that broadcast against the latents; guidance acts only where they are above 0.
         mode: ``"in_step"`` corrects the velocity before the solver uses it. ``"released"`` reproduces the authors'
             callback after the step (velocity by finite differences), ``"released_first"`` their first public version,
-            which leaves the model's velocity out. Both released modes imply ``time="step_fraction"``.
+            which leaves the model's velocity out. Both released modes set ``time="step_fraction"``, the only clock they know.
         chunk: references per block of the streamed softmax (the patch scope goes through the tokens in blocks instead).
         history: one :class:`StepRecord` a guided step of the last run.
     """
@@ -124,6 +124,8 @@ class ReferenceMeanGuidance:
         check_choice(self.time, "time", TIMES)
         check_choice(self.scope, "scope", SCOPES)
         check_choice(self.mode, "mode", MODES)
+        if self.mode != "in_step":
+            self.time = "step_fraction"
         if self.chunk is not None:
             check_int(self.chunk, "chunk", minimum=1)
         if self.region is not None and not (
@@ -214,8 +216,13 @@ class ReferenceMeanGuidance:
 
     def clock(self, step: int, steps: int, sigma: float) -> float:
         """The ``t`` that schedule and posterior see."""
-        released = self.time == "step_fraction" or self.mode != "in_step"
-        return step_fraction(step, steps) if released else 1.0 - sigma
+        return step_fraction(step, steps) if self.time == "step_fraction" else 1.0 - sigma
+
+    def _strengths(self, sigma: Tensor, step: int, steps: int) -> Tensor:
+        """``beta`` of every token where tokens have noise levels of their own; few levels differ."""
+        levels, which = sigma.double().cpu().unique(return_inverse=True)
+        found = [self.active(step, steps, float(level)) for level in levels]
+        return torch.tensor(found, dtype=torch.float32)[which]
 
     def _weights(self, x: Tensor) -> Tensor:
         """The region on the device of ``x``; it broadcasts against the latents, and they never against it."""
@@ -241,14 +248,14 @@ class ReferenceMeanGuidance:
         Returns:
             ``v`` itself (the same object) where guidance does not act, otherwise the corrected velocity in float32.
         """
+        noise = sigma.to(x.device, torch.float32) if isinstance(sigma, Tensor) and sigma.ndim else None
         level = float(sigma.float().mean()) if isinstance(sigma, Tensor) else float(sigma)
-        strength = self.active(step, steps, level)
-        if strength == 0.0 or level <= 0.0:
+        strength = self.active(step, steps, level) if noise is None else self._strengths(noise, step, steps)
+        if level <= 0.0 or not (strength.any() if isinstance(strength, Tensor) else strength):
             return v
         x, v = x.float(), v.float()
         clock = self.clock(step, steps, level)
-        if isinstance(sigma, Tensor) and sigma.ndim:
-            noise = sigma.to(x.device, torch.float32)
+        if noise is not None:
             mu_ref, entropy, top1 = self.mean(x, 1.0 - noise if self.time == "sigma" else clock)
             # per-token schedules may contain clean tokens (sigma 0): they have nothing left to guide
             shift = torch.where(noise > 0, (mu_ref - x) / noise.clamp_min(1e-12) + v, torch.zeros_like(x))
@@ -257,9 +264,11 @@ class ReferenceMeanGuidance:
             shift = torch.add(v, mu_ref - x, alpha=1.0 / level)  # (mu_ref - mu_theta) / sigma
         if self.region is not None:
             shift = shift * self._weights(x)
-        norm = torch.linalg.vector_norm(shift.flatten(1), dim=1)
+        correction = shift * strength.to(x.device) if isinstance(strength, Tensor) else shift
+        norm = torch.linalg.vector_norm(correction.flatten(1), dim=1)
         seen = torch.stack([entropy, top1, norm.double()]).mean(1).tolist()  # one wait for the device, not three
         if not math.isfinite(seen[0]):  # a number of x that is not finite makes the entropy nan
             check_finite(x, "x")
-        self.history.append(StepRecord(step, level, clock, strength, seen[0], seen[1], strength * seen[2]))
-        return torch.sub(v, shift, alpha=strength)
+        beta_seen, alpha = (float(strength.mean()), 1.0) if isinstance(strength, Tensor) else (strength, strength)
+        self.history.append(StepRecord(step, level, clock, beta_seen, seen[0], seen[1], alpha * seen[2]))
+        return torch.sub(v, correction, alpha=alpha)

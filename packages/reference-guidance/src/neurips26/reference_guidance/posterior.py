@@ -27,8 +27,18 @@ from neurips26.reference_guidance.bridge import LinearBridge, VPBridge
 from neurips26.reference_guidance.errors import BankMismatchError, EmptyBankError
 from neurips26.shared.arrays import check_choice, check_int, check_real
 
-__all__ = ["BANDWIDTH_FLOOR", "METRICS", "SCOPES", "TIME_CLIP", "PosteriorStats", "check_finite", "dense_mean"]
-__all__ += ["reference_mean", "scales", "squared_norms"]
+__all__ = [
+    "BANDWIDTH_FLOOR",
+    "METRICS",
+    "SCOPES",
+    "TIME_CLIP",
+    "PosteriorStats",
+    "check_finite",
+    "dense_mean",
+    "reference_mean",
+    "scales",
+    "squared_norms",
+]
 
 #: ``t`` is kept this far from 0 and 1, and this much is added to ``s_t^2`` (the authors' values).
 TIME_CLIP = 1e-4
@@ -138,31 +148,41 @@ def reference_mean(
         whole = refs.flatten(1).to(device).double()
         mu, stats = dense_mean(flat, whole, norms.to(device, torch.float64), slope, square, k, prior, allowed)
         return _finished(mu, x, refs), stats
+    mu, stats = _streamed_mean(flat, refs, norms if per_sample else None, slope, square, k, prior, allowed, rows)
+    return _finished(mu, x, refs), stats
+
+
+def _streamed_mean(
+    flat: Tensor, refs: Tensor, norms: Tensor | None, slope: Number, square: Number, k: int | None,
+    prior: Tensor | None, allowed: Tensor | None, rows: int,
+) -> tuple[Tensor, PosteriorStats]:  # fmt: skip
+    """The mean with ``rows`` references in float64 at a time; arguments as of :func:`dense_mean`.
+
+    Without ``norms`` the factors are (b, D), one an element, and the squares are weighted element by element.
+    """
+    device = flat.device
     query, logits, running = flat * slope, [], None
-    for start in range(0, m, rows):
-        block = refs[start : start + rows].flatten(1).to(device).double()
-        if per_sample:
-            assert norms is not None
-            l = query @ block.mT - square * norms[start : start + rows].to(device).double()
-        else:
+    for start in range(0, refs.shape[0], rows):
+        part = slice(start, start + rows)
+        block = refs[part].flatten(1).to(device).double()
+        if norms is None:
             l = query @ block.mT - square @ block.square().mT
+        else:
+            l = query @ block.mT - square * norms[part].to(device).double()
         if prior is not None:
-            l = l + prior[start : start + rows]
+            l = l + prior[part]
         if allowed is not None:
-            l = l.masked_fill(~allowed[:, start : start + rows], -math.inf)
+            l = l.masked_fill(~allowed[:, part], -math.inf)
         logits.append(l)
         if k is None:
             running = _accumulate(running, l, block)
-    full = torch.cat(logits, 1) if len(logits) > 1 else logits[0]
-    indices = None
+    full = torch.cat(logits, 1)
     if k is None:
         assert running is not None
-        mu = running[2] / running[1]
-    else:
-        best, indices = full.topk(k, dim=1)
-        chosen = refs[indices.to(refs.device).flatten()].flatten(1).to(device).double()
-        mu = (best.softmax(1)[:, None] @ chosen.reshape(*indices.shape, -1))[:, 0]
-    return _finished(mu, x, refs), _stats(full, indices)
+        return running[2] / running[1], _stats(full, None)
+    best, indices = full.topk(k, dim=1)
+    chosen = refs[indices.to(refs.device).flatten()].flatten(1).to(device).double()
+    return (best.softmax(1)[:, None] @ chosen.reshape(*indices.shape, -1))[:, 0], _stats(full, indices)
 
 
 def _finished(mu: Tensor, x: Tensor, refs: Tensor) -> Tensor:

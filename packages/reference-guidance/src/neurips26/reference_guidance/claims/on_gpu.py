@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import torch
 
 from neurips26.reference_guidance import gpu_check
@@ -12,8 +13,12 @@ from neurips26.reference_guidance.claims.common import ANIMALS, NO_TABLE, seed_r
 from neurips26.shared.claims import Claim, Criterion, DataUse, Measurement, Series, measures
 from neurips26.shared.context import Context
 
+#: The released experiments of klein that have a reference prompt to be judged by.
+KLEIN = (
+    "pink-elephant", "blue-elephant", "cat-van-gogh", "house-forest-sketch", "savanna-giraffe", "savanna-zebra",
+)  # fmt: skip
 
-# What needs a GPU -------------------------------------------------------------------------------------------------------
+
 def _on_gpu(
     id: str,
     statement: str,
@@ -76,39 +81,49 @@ def gpu_spg_parity(ctx: Context) -> Measurement:
     tiers=("cpu", "gpu"),
 )  # fmt: skip
 def klein_control(ctx: Context) -> Measurement:
-    """The released experiments with a reference prompt, five seeds each; needs the hub (or its cache) as well."""
+    """The released experiments with a reference prompt, five seeds each, beside every rival that klein offers.
+
+    Rivals: the reference prompt in words, a copied reference, the plain average of the set, klein's own image conditioning on
+    four references, and image-to-image of one. The distance of each to its nearest reference is kept in the cells. Needs
+    the hub (or its cache) as well.
+    """
     from PIL import Image
     from transformers import CLIPModel, CLIPProcessor
 
     from neurips26.reference_guidance import reproduce
+    from neurips26.reference_guidance.image_metrics import clip_scores
 
     clip = "openai/clip-vit-base-patch32"
     judge, processor = CLIPModel.from_pretrained(clip), CLIPProcessor.from_pretrained(clip)
-    names = (
-        "pink-elephant",
-        "blue-elephant",
-        "cat-van-gogh",
-        "house-forest-sketch",
-        "savanna-giraffe",
-        "savanna-zebra",
-    )
-    pipe = reproduce.load_pipeline(reproduce.released(names[0])["model"], torch.bfloat16).to("cuda")
+    pipe = reproduce.load_pipeline(reproduce.released(KLEIN[0])["model"], torch.bfloat16).to("cuda")
 
-    def scores(seed: int) -> dict[str, float]:
-        found: dict[str, list[float]] = {"guided": [], "unguided": []}
-        for name in names:
+    def scores(seed: int) -> dict[str, dict[str, float]]:
+        found: list[dict[str, tuple[float, float]]] = []
+        for name in KLEIN:
             out = ctx.directory / "klein" / name / str(seed)
-            row = reproduce.run_released(name, pipe, out, seed=seed)["rows"][0]
-            images = [Image.open(out / row[k]) for k in ("picture", "base")]
+            row = reproduce.run_released(name, pipe, out, seed=seed, with_rivals=True)["rows"][0]
+            drawn = {
+                "guided": {"picture": row["picture"], "distance": row["distance"]},
+                "unguided": {"picture": row["base"], "distance": row["base distance"]},
+            } | row["rivals"]
+            images = [Image.open(out / d["picture"]) for d in drawn.values()]
             text = reproduce.released(name)["reference_prompt"]
-            for key, score in zip(found, reproduce.clip_scores(images, text, judge, processor)):
-                found[key].append(score)
-        return {k: sum(v) / len(v) for k, v in found.items()}
+            likeness = clip_scores(images, text, judge, processor)
+            found.append({k: (s, drawn[k]["distance"]) for k, s in zip(drawn, likeness)})
+        return {
+            method: dict(zip(("CLIP", "distance"), np.mean([f[method] for f in found], 0).tolist()))
+            for method in found[0]
+        }
 
     rows = seed_rows(ctx, ctx.seeds(5), scores)
-    series = {k: Series({}, [r[k] for r in rows.values()]) for k in ("guided", "unguided")}
+    methods = next(iter(rows.values()))
+    series = {k: Series({}, [r[k]["CLIP"] for r in rows.values()]) for k in methods}
+    cells = [
+        {"factors": {"measure": measure}, "seed": s, "method": k, "value": v}
+        for s, row in rows.items() for k, values in row.items() for measure, v in values.items()
+    ]  # fmt: skip
     return Measurement(
-        ours=series["guided"], baselines={"unguided": series["unguided"]}, seeds=list(rows),
+        ours=series.pop("guided"), baselines=series, compared_to="unguided", seeds=list(rows), cells=cells,
         data=[DataUse("FLUX.2-klein-4B", "real")],
     )  # fmt: skip
 
@@ -125,8 +140,8 @@ def afhq_quality(ctx: Context) -> Measurement:
     path = ctx.directory / "afhq.json"
     if not path.exists():
         raise RuntimeError(
-            f"afhq-quality: expected {path} with lists of FIDs under SPG and DiT; train with `neurips26 reference-guidance "
-            "spg-train` on latents of AFHQv2 and measure 50,000 samples of each with clean-fid first"
+            f"afhq-quality: expected {path} with lists of FIDs under SPG and DiT, one a run: those that `neurips26 "
+            "reference-guidance reproduce afhq-spg` and `afhq-dit` print for the set of both species"
         )
     found = json.loads(path.read_text("utf-8"))
     series = {k: Series({"steps": 10_000}, found[k]) for k in ("SPG", "DiT")}
