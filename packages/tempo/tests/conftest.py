@@ -2,7 +2,10 @@ import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # the tests compile some hundred small programs and run each a few times: compiling fast matters, running fast does not
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false",
+)
 
 import jax
 import numpy as np

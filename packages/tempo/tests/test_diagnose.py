@@ -65,6 +65,9 @@ def test_refitted_critics_learn_a_return_that_the_old_ones_did_not_know(ckpt):
 
     shift = shifts.Payload(40.0)
     new = critic.refit(ckpt, shift, rounds=1, robots=4, ticks=100, updates=300)
+    assert new.meta.card["refitted"] == {
+        "target": "mean", "rounds": 1, "robots": 4, "ticks": 100, "updates": 300, "seed": 0, "shift": shifts.describe(shift)
+    }  # fmt: skip
     seen = gates.visits(ckpt, range(4), 110, shift=shift)
     before, after = (gates.calibration(c, seen, 20)["q_mean"] for c in (ckpt, new))
     assert 0 < after < 0.9 * before, "a robot that falls at once earns next to nothing"

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -44,6 +46,7 @@ def test_blocks_of_robots_and_their_compaction_change_nothing(ckpt, monkeypatch)
     np.testing.assert_allclose(parts.drift, whole.drift, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_robots_that_fall_are_rolled_back(ckpt):
     """The observation of the fall reaches the guard, although the robot's episode is over."""
     shift = shifts.Combined((shifts.RoughTerrain(0.3), shifts.Payload(40.0)))
@@ -106,6 +109,21 @@ def test_status_follows_the_gates():
     assert gates.status_of({"K1": k1, "passed": passed | {"K2": False}}) == "walks; K2 failed"
     low = k1 | {"tracking": 0.27, "margin_low": 0.5, "margin": 1.0}
     assert gates.status_of({"K1": low, "passed": passed | {"K1": False}}).startswith("stands and turns")
+
+
+def test_distilled_actors_are_judged_on_robots_of_their_own(ckpt):
+    """How long to distil was decided after a look at the robots of the trained ones."""
+    card = {"distilled": {"arch": "simba"}}
+    judged = range(gates.first_robot(ckpt), gates.first_robot(ckpt) + gates.EPISODES)
+    assert gates.first_robot(replace(ckpt, meta=replace(ckpt.meta, card=card))) not in judged
+
+
+def test_step_sizes_follow_the_divergence():
+    cfg = ppo.PPOConfig(desired_kl=0.02, lr_min=1e-5, lr_max=1e-3)
+    lr = jnp.float32(1e-4)
+    after = [float(ppo.adapted_lr(cfg, lr, jnp.float32(kl))) for kl in (0.05, 0.02, 0.005)]
+    np.testing.assert_allclose(after, [1e-4 / 1.2, 1e-4, 1.2e-4], rtol=1e-6)
+    assert float(ppo.adapted_lr(cfg, jnp.float32(1e-3), jnp.float32(0.0))) == pytest.approx(1e-3)
 
 
 def test_reflection_is_its_own_inverse_and_generalised_advantages_are_sums():

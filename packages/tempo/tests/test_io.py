@@ -154,6 +154,16 @@ def test_simbav2_of_fasttd3_equals_the_original():
     np.testing.assert_allclose(ckpt.act(obs), action.numpy(), atol=1e-5)
     logits = ckpt.critic_apply()(jnp.asarray(obs), jnp.asarray(action.numpy()))[1].logits
     np.testing.assert_allclose(logits, value(torch.cat([torch.tensor(obs), action], 1)).numpy(), atol=1e-4)
+    other = io.from_fasttd3(
+        {"actor_state_dict": actor, "qnet_state_dict": qnet}, "go1", v_min=-1.0, v_max=1.0, critic_alpha_init=2 / 3
+    )
+    mix = [c.critics[0]["blocks"][0]["mix"] for c in (ckpt, other)]
+    np.testing.assert_allclose(mix[1], 2 * mix[0], rtol=1e-6)  # two blocks: the default is 1/3
+    with pytest.raises(TypeError, match="scalers: expected .* got critic_beta"):
+        io.from_fasttd3({"actor_state_dict": actor, "qnet_state_dict": qnet}, "go1", critic_beta=1.0)
+    with pytest.raises(CheckpointError, match=r"qnet2\.embedder\.scaler\.scaler: missing"):
+        qnet.pop("qnet2.embedder.scaler.scaler")
+        io.from_fasttd3({"actor_state_dict": actor, "qnet_state_dict": qnet}, "go1", v_min=-1.0, v_max=1.0)
 
 
 def test_a_torch_actor_keeps_the_critic_of_another_checkpoint(ckpt):

@@ -162,8 +162,10 @@ class Checkpoint:
 
     def act(self, obs: np.ndarray) -> np.ndarray:
         """The frozen policy's actions for raw observations (..., d)."""
+        if "forward" not in self._programs:
+            self._programs["forward"] = jax.jit(self.policy_apply())
         o = np.clip((np.asarray(obs, np.float32) - self.mean) / self.std, -10, 10)
-        return np.asarray(self.policy_apply()(self.actor, jnp.asarray(o)))
+        return np.asarray(self._programs["forward"](self.actor, jnp.asarray(o)))
 
     # -- files ---------------------------------------------------------------------------------------------------------
     def tensors(self) -> dict[str, np.ndarray]:

@@ -24,7 +24,7 @@ from neurips26.shared.arrays import check_choice
 from . import networks, runtime, storage
 from .checkpoint import SIZES, Checkpoint, Meta
 from .distributions import project, support
-from .shifts import Shift
+from .shifts import Shift, describe
 
 __all__ = ["CriticConfig", "collect", "fit", "refit"]
 
@@ -241,7 +241,11 @@ def refit(
         parts.append(collect(ckpt.act, meta.robot, seeds, ticks, noise, correlation, seed + r, pushed, shift))
         data = joined(parts, ckpt.mean, ckpt.std)
         state, _ = learn(cfg, many, state, data, rng, seed * 1000 + r)
-    return replace(ckpt, critics=jax.tree.map(np.asarray, state["critics"]))
+    how = {"target": target, "rounds": rounds, "robots": robots, "ticks": ticks, "updates": updates, "seed": seed}
+    if shift is not None:
+        how["shift"] = describe(shift)
+    known = replace(meta, card=meta.card | {"refitted": how})
+    return replace(ckpt, meta=known, critics=jax.tree.map(np.asarray, state["critics"]))
 
 
 def fit(

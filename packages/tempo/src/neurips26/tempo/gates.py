@@ -61,11 +61,15 @@ def calibration(ckpt: Checkpoint, seen: dict[str, np.ndarray], horizon: int = 10
     goes_on = flat(seen["active"][horizon:].astype(float))[:, 0]
     whole = float((real * (1 + goes_on * gamma**horizon / (1 - gamma**horizon))).mean())
     o = jnp.asarray(np.clip((obs - ckpt.mean) / ckpt.std, -10, 10))
-    twins = ckpt.critic_apply()(o, jnp.asarray(action))
-    q = np.asarray(reduced(twins))
-    ends = 0.0  # a head without atoms has no end atoms
-    if ckpt.meta.critic_kind == "categorical":
-        ends = np.mean([np.asarray(jax.nn.softmax(z.logits))[:, [0, -1]].sum(1).mean() for z in twins])
+    critic, atoms = ckpt.critic_apply(), ckpt.meta.critic_kind == "categorical"  # another head has no end atoms
+
+    @jax.jit
+    def judged(o: jax.Array, a: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+        twins = critic(o, a)
+        return reduced(twins), [jax.nn.softmax(z.logits)[:, jnp.array([0, -1])].sum(1).mean() for z in twins if atoms]
+
+    value, ends = judged(o, jnp.asarray(action))
+    q = np.asarray(value)
     c = obs[:, -3:] if ckpt.meta.robot != "g1" else obs[:, 9:12]
     features = np.concatenate(
         [np.ones((len(c), 1)), c, np.abs(c), c**2, c[:, [0]] * c[:, [1]], np.abs(c[:, [0]] * c[:, [2]])], axis=1
@@ -79,7 +83,7 @@ def calibration(ckpt: Checkpoint, seen: dict[str, np.ndarray], horizon: int = 10
         "pearson": float(np.corrcoef(rest(q), rest(real))[0, 1]),
         "bias": float((q.mean() - real.mean()) / max(abs(real.mean()), 1e-9)),
         "bias_whole": float((q.mean() - whole) / max(abs(whole), 1e-9)),
-        "end_mass": float(ends),
+        "end_mass": float(np.mean(ends)) if atoms else 0.0,
         "q_std": float(q.std()),
         "q_mean": float(q.mean()),
     }
@@ -90,13 +94,12 @@ def greedy_gain(ckpt: Checkpoint, obs: np.ndarray, steps: int = 10, size: float 
     o = jnp.asarray(np.clip((obs - ckpt.mean) / ckpt.std, -10, 10))
     critic = ckpt.critic_apply()
 
-    def value(a: jax.Array) -> jax.Array:
-        return reduced(critic(o, a))
-
+    value = jax.jit(lambda a: reduced(critic(o, a)))
+    gradient = jax.jit(jax.grad(lambda a: value(a).sum()))
     a = ckpt.policy_apply()(ckpt.actor, o)
     start = best = value(a)
     for _ in range(steps):
-        slope = jax.grad(lambda x: value(x).sum())(a)
+        slope = gradient(a)
         a = jnp.clip(a + size * slope / (jnp.linalg.norm(slope, axis=-1, keepdims=True) + 1e-8), -1, 1)
         best = jnp.maximum(best, value(a))
     return float((best.mean() - start.mean()) / jnp.abs(start.mean()))

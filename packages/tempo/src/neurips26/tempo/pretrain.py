@@ -19,6 +19,8 @@ from .checkpoint import SIZES, Checkpoint, load
 
 __all__ = ["actor_of", "distil", "pretrain"]
 
+DISTIL_ROUNDS = 8
+
 
 def actor_of(run: str | Path) -> tuple[Any, np.ndarray, np.ndarray, dict[str, Any]]:
     """Actor, observation mean and standard deviation, and the card of a PPO run directory."""
@@ -81,7 +83,9 @@ def finish(
     folder = Path(out) / ("critic" if arch == "mlp" else f"critic-{arch}")
     if arch != "mlp":
         actor, error = distil(actor, mean, std, arch, critic_cfg.robot, critic_cfg.seed)
-        card = card | {"distilled": {"from": "the mlp actor", "arch": arch, "action_rmse": error}}
+        card = card | {
+            "distilled": {"from": "the mlp actor", "arch": arch, "rounds": DISTIL_ROUNDS, "action_rmse": error}
+        }
         critic_cfg = replace(critic_cfg, arch=arch, width=64)
     ckpt = critic.refit(critic.fit(actor, arch, mean, std, critic_cfg, folder, card), seed=critic_cfg.seed)
     return seal(ckpt, Path(out) / f"{name}.safetensors", episodes)
@@ -96,7 +100,7 @@ def distil(
     seed: int = 0,
     *,
     width: int = 64,
-    rounds: int = 8,
+    rounds: int = DISTIL_ROUNDS,
     robots: int = 24,
     ticks: int = 400,
     updates: int = 3000,
