@@ -90,19 +90,20 @@ def torch_tick(ckpt, cfg):
     return tick
 
 
-def main() -> int:
-    failed = 0
+class Bars:
+    """Prints each measurement beside its bar and counts the misses."""
 
-    def bar(name: str, value: float, limit: float, unit: str = "", least: bool = False) -> None:
-        nonlocal failed
+    missed = 0
+
+    def __call__(self, name: str, value: float, limit: float, unit: str = "", least: bool = False) -> None:
         ok = value >= limit if least else value <= limit
-        failed += not ok
-        print(
-            f"{'ok  ' if ok else 'MISS'} {name}: {value:.4g}{unit} (bar {'>= ' if least else ''}{limit:g}{unit})",
-            flush=True,
-        )
+        self.missed += not ok
+        verdict, sign = "ok  " if ok else "MISS", ">= " if least else ""
+        print(f"{verdict} {name}: {value:.4g}{unit} (bar {sign}{limit:g}{unit})", flush=True)
 
-    ckpt = tempo.load("go1-joystick")
+
+def tick(bar: Bars, ckpt: tempo.Checkpoint) -> None:
+    """One control tick with and without an update, against its deadline."""
     got = latency(ckpt, 2000, 0)
     for key, half, most in (("with", 2.0, 10.0), ("without", 0.5, 10.0)):
         ms = 1e3 * np.asarray(got[key])
@@ -112,9 +113,9 @@ def main() -> int:
     bar("compilation", got["compile"], 10.0, " s")
     bar("memory beyond the frozen policy", got["bytes"] / 1e6, 4.0, " MB")
 
-    rng = np.random.default_rng(0)
-    obs = (ckpt.mean + ckpt.std * rng.standard_normal((64, ckpt.obs_size))).astype(np.float32)
 
+def large_memory(bar: Bars, ckpt: tempo.Checkpoint, obs: np.ndarray) -> None:
+    """What a memory of 65,536 entries costs beside one of 512."""
     sizes = {m: tempo.TestTimeAdapter(ckpt, update_every=1, memory=tempo.ScoreMemory(m)) for m in (512, 65_536)}
 
     def sampled(adapter: tempo.TestTimeAdapter, ticks: int = 40) -> float:
@@ -131,6 +132,9 @@ def main() -> int:
     print(f"     a memory of 65536 instead of 512, 25 pairs of 40 ticks: {low:.2f} to {high:.2f} ms for eight in ten")
     bar("a memory of 65536 instead of 512 costs, median", float(half), 1.0, " ms a tick")
 
+
+def beside_torch(bar: Bars, ckpt: tempo.Checkpoint, obs: np.ndarray) -> None:
+    """The jitted tick against the same mathematics in eager PyTorch."""
     adapter = tempo.TestTimeAdapter(ckpt, update_every=1, seed=0)
     at = iter(range(10**9))
     ours = lambda: adapter.step(obs[next(at) % 64])  # noqa: E731
@@ -138,63 +142,77 @@ def main() -> int:
         peer = torch_tick(ckpt, adapter.cfg)
     except ImportError:
         print("     eager PyTorch: not installed")
-    else:
-        for k in range(64):
-            ours()
-            peer(obs[k])
-        theirs = lambda: peer(obs[next(at) % 64])  # noqa: E731
-        result = bench.ratio(
-            ours, theirs, repeats=5, min_seconds=0.3, sync=lambda: jax.block_until_ready(adapter.state)
-        )
-        print(f"     {result}")
-        bar("jitted tick / eager PyTorch", result.cpu, 1.0)
+        return
+    for k in range(64):
+        ours()
+        peer(obs[k])
+    theirs = lambda: peer(obs[next(at) % 64])  # noqa: E731
+    result = bench.ratio(ours, theirs, repeats=5, min_seconds=0.3, sync=lambda: jax.block_until_ready(adapter.state))
+    print(f"     {result}")
+    bar("jitted tick / eager PyTorch", result.cpu, 1.0)
 
-    world = tempo.Runtime("go1", [0], episode_length=10**9)
-    world.reset()
-    zero, start = np.zeros((1, 12)), time.process_time()
-    for _ in range(4000):
-        world.step(zero)
-    bar("MuJoCo runtime, one robot, ticks a CPU second", 4000 / (time.process_time() - start), 2000, least=True)
-    many = tempo.Runtime("go1", range(32), episode_length=10**9)
-    many.reset()
-    zero, start = np.zeros((32, 12)), time.process_time()
-    for _ in range(150):
-        many.step(zero)
-    bar("MuJoCo runtime, 32 robots, steps a CPU second", 32 * 150 / (time.process_time() - start), 4000, least=True)
+
+def runtime(bar: Bars) -> None:
+    """Our MuJoCo runtime, with one robot and with 32."""
+    for robots, ticks, least, what in ((1, 4000, 2000, "one robot, ticks"), (32, 150, 4000, "32 robots, steps")):
+        world = tempo.Runtime("go1", range(robots), episode_length=10**9)
+        world.reset()
+        zero, start = np.zeros((robots, 12)), time.process_time()
+        for _ in range(ticks):
+            world.step(zero)
+        rate = robots * ticks / (time.process_time() - start)
+        bar(f"MuJoCo runtime, {what} a CPU second", rate, least, least=True)
+
+
+def envpool(bar: Bars) -> None:
+    """envpool with 32 robots on two threads."""
     try:
         envs = tempo.make("Go1JoystickFlatTerrain", backend="envpool", num_envs=32, num_threads=2)
     except ImportError:
         print("     envpool: not installed")
-    else:
-        envs.reset()
-        actions = rng.uniform(-0.3, 0.3, (16, 32, 12))
-        for a in actions:
-            envs.step(a)
-        wall, start = time.perf_counter(), time.process_time()
-        for k in range(400):
-            envs.step(actions[k % 16])
-        busy, wall = time.process_time() - start, time.perf_counter() - wall
-        steps = 32 * 400
-        print(
-            f"     envpool, 32 robots, two threads: {steps / busy:.0f} steps a CPU second, {steps / wall:.0f} a second of wall "
-            f"time with {busy / wall:.2f} cores"
-        )
-        if busy / wall > 1.8:
-            bar("envpool, 32 robots, steps a second of wall time", steps / wall, 10_000, least=True)
-        else:  # others had part of the two cores: what the threads' own time would have given
-            bar("envpool, 32 robots, steps a second of two cores (not measured)", 2 * steps / busy, 10_000, least=True)
+        return
+    envs.reset()
+    actions = np.random.default_rng(0).uniform(-0.3, 0.3, (16, 32, 12))
+    for a in actions:
+        envs.step(a)
+    wall, start = time.perf_counter(), time.process_time()
+    for k in range(400):
+        envs.step(actions[k % 16])
+    busy, wall = time.process_time() - start, time.perf_counter() - wall
+    steps = 32 * 400
+    rates = f"{steps / busy:.0f} steps a CPU second, {steps / wall:.0f} a second of wall time"
+    print(f"     envpool, 32 robots, two threads: {rates} with {busy / wall:.2f} cores")
+    if busy / wall > 1.8:
+        bar("envpool, 32 robots, steps a second of wall time", steps / wall, 10_000, least=True)
+    else:  # others had part of the two cores: what the threads' own time would have given
+        bar("envpool, 32 robots, steps a second of two cores (not measured)", 2 * steps / busy, 10_000, least=True)
 
+
+def endurance(bar: Bars, ckpt: tempo.Checkpoint, obs: np.ndarray) -> None:
+    """The process's memory over 10^5 ticks."""
+    import psutil
+
+    adapter = tempo.TestTimeAdapter(ckpt)
+    for k in range(5000):
+        adapter.step(obs[k % 64])
+    before = psutil.Process().memory_info().rss
+    for k in range(100_000):
+        adapter.step(obs[k % 64])
+    bar("growth of the process over 1e5 ticks", (psutil.Process().memory_info().rss - before) / 2**20, 1.0, " MiB")
+
+
+def main() -> int:
+    bar, ckpt = Bars(), tempo.load("go1-joystick")
+    noise = np.random.default_rng(0).standard_normal((64, ckpt.obs_size))
+    obs = (ckpt.mean + ckpt.std * noise).astype(np.float32)
+    tick(bar, ckpt)
+    large_memory(bar, ckpt, obs)
+    beside_torch(bar, ckpt, obs)
+    runtime(bar)
+    envpool(bar)
     if "--full" in sys.argv:
-        import psutil
-
-        adapter = tempo.TestTimeAdapter(ckpt)
-        for k in range(5000):
-            adapter.step(obs[k % 64])
-        before = psutil.Process().memory_info().rss
-        for k in range(100_000):
-            adapter.step(obs[k % 64])
-        bar("growth of the process over 1e5 ticks", (psutil.Process().memory_info().rss - before) / 2**20, 1.0, " MiB")
-    return failed > 0
+        endurance(bar, ckpt, obs)
+    return bar.missed > 0
 
 
 if __name__ == "__main__":
