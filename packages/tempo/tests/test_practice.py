@@ -1,12 +1,13 @@
 """Our simulators as a training ground: Playground's privileged layout, envpool's way of starting again, the pace of commands."""
 
 import json
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
 
-from neurips26.tempo import networks, ppo, practice, storage
+from neurips26.tempo import checkpoint, critic, gates, networks, ppo, practice, pretrain, storage
 from neurips26.tempo.practice import PracticeEnvs
 
 
@@ -81,6 +82,30 @@ def test_ppo_trains_on_our_simulators_and_resumes_exactly(tmp_path):
     with np.load(one) as a, np.load(two) as b:
         for name in a.files:
             np.testing.assert_array_equal(a[name], b[name])
+
+
+@pytest.mark.slow
+def test_one_command_goes_from_nothing_to_a_checkpoint_with_its_card(tmp_path, monkeypatch):
+    """PPO a process a segment, then the critic, gates (few and short here) and the file; done again it is the same file."""
+    check = gates.check_gates
+    monkeypatch.setattr(gates, "check_gates", lambda ckpt, episodes: check(ckpt, 4, ticks=130, cost_robots=2))
+    cfg = ppo.PPOConfig(
+        backend="mujoco", num_envs=2, unroll=8, segment=1, total_steps=32, actor_hidden=(8,), value_hidden=(8,)
+    )  # fmt: skip
+    fitted = critic.CriticConfig(robots=2, ticks=30, rounds=1, updates=5, batch=8, width=8)
+    monkeypatch.setattr(critic, "refit", partial(critic.refit, rounds=1, robots=2, ticks=10, updates=5))
+    file = pretrain.pretrain(cfg, fitted, tmp_path)
+    ckpt, card = checkpoint.load(file), json.loads(file.with_suffix(".json").read_text())
+    assert ckpt.meta.card == card["card"] and card["card"]["steps"] == 32 and card["status"].endswith("K1 failed")
+    assert card["card"]["refitted"]["target"] == "mean" and set(card["card"]["gates"]) == {
+        "K1",
+        "K2",
+        "K3",
+        "K4",
+        "passed",
+    }
+    assert checkpoint.load(pretrain.pretrain(cfg, fitted, tmp_path)).digest() == ckpt.digest()
+    assert (tmp_path / "ppo" / "metrics.jsonl").read_text().count("\n") == 2
 
 
 def test_what_cannot_be_trained_is_refused(tmp_path):
