@@ -75,8 +75,9 @@ class PPOConfig:
 
 def from_json(text: str) -> PPOConfig:
     """The configuration written by `json.dumps(asdict(config))`, or the config.json of a run."""
-    fields = {k: v for k, v in json.loads(text).items() if k in PPOConfig.__dataclass_fields__}
-    return PPOConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+    known = {k: v for k, v in json.loads(text).items() if k in PPOConfig.__dataclass_fields__}
+    settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}
+    return PPOConfig(**settings)
 
 
 class Learner(NamedTuple):
