@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -137,6 +139,8 @@ def test_training_resumes_bit_for_bit(kind, tmp_path):
     ):
         with pytest.raises(CheckpointError, match=said):
             SPGTrainer(kind(SIZES), *other).load(tmp_path / "c.pt")
+    with pytest.raises(CheckpointError, match=r"dim 32 .asked 64.; choose another folder"):
+        SPGTrainer(kind(replace(SIZES, dim=64)), data(20), config).load(tmp_path / "c.pt")
     SPGTrainer(kind(SIZES), data(20), TrainConfig(9, 8, 10, 1e-3)).load(
         tmp_path / "c.pt"
     )  # more steps may be asked for
@@ -219,6 +223,52 @@ def test_bad_input(model):
         SPGConfig(4, 7, 8)
     with pytest.raises(ValueError, match="anchor_heads"):
         SPGConfig(4, 8, 8, 2, 32, 2, 2, 3)
+    for name in ("patch", "dim", "depth", "heads", "anchor_heads", "time_dim", "chunk"):
+        for wrong in (0, -1):
+            with pytest.raises(ValueError, match=f"{name}: expected"):
+                SPGConfig(**{name: wrong})
+    for time in (5.0, -0.1, float("nan")):
+        with pytest.raises(ValueError, match="t: expected times in"):
+            model(data(2), torch.tensor([0.5, time]), data(3))
+
+
+@pytest.mark.bad_input
+def test_bad_training_is_refused():
+    for name, wrong in (
+        ("penalty", float("nan")), ("ema", 2.0), ("ema", float("nan")), ("clip", -1.0), ("clip", float("nan")),
+        ("seed", -1), ("self_mask", "no"), ("bank", 1), ("precision", "fp8"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"{name}: expected"):
+            TrainConfig(**{name: wrong})
+    TrainConfig(bank=1, self_mask=False)
+    dit = DiTMean.of_equal_budget(SIZES)
+    with pytest.raises(TypeError, match="config: expected a TrainConfig"):
+        SPGTrainer(dit, data(4), {"steps": 1})
+    for wrong in (
+        data(4).double(),
+        data(4).numpy(),
+        data(4).to(torch.bfloat16),
+        torch.zeros(4, 4, 8, 8, dtype=torch.int64),
+    ):
+        with pytest.raises(TypeError, match="latents: expected a float32 tensor"):
+            SPGTrainer(dit, wrong, TrainConfig(1))
+    with pytest.raises(ValueError, match="latents: expected at least 2"):
+        SPGTrainer(dit, data(1), TrainConfig(1))
+    with pytest.raises(ValueError, match="latents: expected finite"):
+        SPGTrainer(dit, data(4) * torch.nan, TrainConfig(1))
+
+
+@pytest.mark.bad_input
+def test_pipeline_refuses_what_it_cannot_draw(model):
+    pipe, bank = SPGPipeline(model), ReferenceBank.from_latents(data(3))
+    with pytest.raises(TypeError, match="references: expected a ReferenceBank, got Tensor"):
+        pipe(2, data(3))
+    for steps in (0, -1):
+        with pytest.raises(ValueError, match="num_inference_steps: expected"):
+            pipe(2, bank, steps)
+    for latents in (data(4), data(16) * torch.nan):
+        with pytest.raises(ValueError, match="latents: expected finite numbers of shape"):
+            pipe(16, bank, latents=latents)
 
 
 def test_steering_values():

@@ -1,4 +1,4 @@
-"""Cats and dogs: photographs, a judge of the species, a flow over them, and its control by sets of either species."""
+"""Cats and dogs at 16x16: photographs, a judge of the species, a flow over them, and its control by sets of a species."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import torch
 from neurips26.reference_guidance.bank import ReferenceBank
 from neurips26.reference_guidance.baselines import RIVALS, Rivals
 from neurips26.reference_guidance.control import BANK, Curve, average, control, draw_noise, measured, pick
+from neurips26.reference_guidance.conv_judge import ConvJudge
 from neurips26.reference_guidance.flows import VectorFlow, train_flow
 from neurips26.reference_guidance.metrics import AttributeClassifier, oriented_gradients
 from neurips26.reference_guidance.toys import Split, cats_and_dogs
 
-__all__ = ["SPECIES", "animal_control", "animal_flow", "photographs_and_judge"]
+__all__ = ["SPECIES", "animal_control", "animal_flow", "probe", "photographs_and_judge"]
 
 SPECIES = ("cat", "dog")
 #: Steps of the flow.
@@ -24,13 +25,25 @@ ANIMAL_STEPS = 800
 
 
 @cache
-def photographs_and_judge(path: Path) -> tuple[Split, Split, AttributeClassifier]:
-    """Training and test photographs, and a judge of the species (far from perfect at 16 pixels: see its accuracy)."""
+def photographs_and_judge(path: Path) -> tuple[Split, Split, ConvJudge]:
+    """Photographs for the flow, others for sets and for comparison, and a judge of the species.
+
+    Of the 4,000 training photographs every second one is the judge's and the others are the flow's, so that the judge
+    knows none that a sample could be a copy of; the 1,000 test photographs tell its accuracy.
+    """
     train, test = cats_and_dogs(path)
-    judge = AttributeClassifier(
-        (train.images, train.labels["species"]), (test.images, test.labels["species"]), 1.0, oriented_gradients
-    )
-    return train, test, judge
+    order = torch.arange(len(train))
+    flow, judged = (train.take((order % 2 == part).nonzero().flatten()) for part in (1, 0))
+    judge = ConvJudge((judged.images, judged.labels["species"]), (test.images, test.labels["species"]))
+    return flow, test, judge
+
+
+@cache
+def probe(path: Path) -> AttributeClassifier:
+    """What classifier guidance follows: a linear rule on gradients, fitted to the flow's photographs."""
+    train, test, _ = photographs_and_judge(path)
+    known, unseen = ((part.images, part.labels["species"]) for part in (train, test))
+    return AttributeClassifier(known, unseen, 1.0, oriented_gradients)
 
 
 @cache
@@ -66,7 +79,7 @@ def animal_control(
         bank, noise = ReferenceBank.from_latents(test.images[inside]), draw_noise(n, shape, seed, "animals", draw)
         # the target of the probe is the set's species; the rate counts dogs under both
         how = rivals or RIVALS["animals"]
-        row = control(flow, bank, judge, species, noise, seed + draw, how, species + 1, curve)
+        row = control(flow, bank, judge, species, noise, seed + draw, how, species + 1, curve, probe(path))
         x = test.images[pick(pool[~torch.isin(pool, inside)], 200, seed, species, draw, "rest")]
         sides[species].append(row | {"held out": measured(x, judge, species, bank)})
     cats, dogs = (average(rows) for rows in sides)

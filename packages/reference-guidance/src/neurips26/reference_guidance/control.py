@@ -77,21 +77,23 @@ def measured(x: Tensor, judge: Judge, target: int, bank: ReferenceBank) -> dict[
 
 def control(
     flow: VectorFlow, bank: ReferenceBank, judge: Judge, target: int, noise: Tensor, seed: int,
-    rivals: Rivals, prompt: int | None = None, curve: Curve | None = None,
+    rivals: Rivals, prompt: int | None = None, curve: Curve | None = None, probe: AttributeClassifier | None = None,
 ) -> dict[str, dict[str, float]]:  # fmt: skip
     """Rate of the attribute, copy distance and spread: unguided, over the strength curve, and for the rivals.
 
     Args:
         flow: the frozen flow.
         bank: the references.
-        judge: of the attribute; only an :class:`AttributeClassifier` can also guide.
+        judge: of the attribute.
         target: the wanted class.
         noise: starting points, the same for every method.
         seed: of the references that are copied or noised.
         rivals: settings of the rivals.
         prompt: the attribute in words, where the flow knows prompts.
         curve: points of the strength curve; all of ``CURVE`` by default.
+        probe: what classifier guidance follows; by default the judge itself, where it is an :class:`AttributeClassifier`.
     """
+    probe = judge if probe is None and isinstance(judge, AttributeClassifier) else probe
 
     def guided(**options: Any) -> Tensor:
         return sample_flow(flow, noise, settings(bank, **options))
@@ -105,8 +107,8 @@ def control(
     copies = bank.latents[torch.from_numpy(rng.integers(len(bank), size=len(noise)))]
     found["copy of a reference"] = copies
     found["SDEdit"] = sdedit(flow, copies, noise, rivals.sdedit)
-    if isinstance(judge, AttributeClassifier):
-        found["classifier guidance"] = sample_flow(classified(flow, judge, target, rivals.classifier), noise)
+    if probe is not None:
+        found["classifier guidance"] = sample_flow(classified(flow, probe, target, rivals.classifier), noise)
     if prompt is not None:
         found["prompt"] = sample_flow(prompted(flow, prompt, rivals.prompt), noise)
     return {name: measured(x, judge, target, bank) for name, x in found.items()}

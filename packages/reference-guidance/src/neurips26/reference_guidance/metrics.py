@@ -144,12 +144,12 @@ def _distance(metric: Any, real: Tensor, fake: Tensor) -> float:
     return float(value[0] if isinstance(value, tuple) else value)
 
 
-def frechet_distance(real: Tensor, fake: Tensor) -> float:
-    """Frechet distance of two sets of images in (at most 64 orthogonal projections of) pixel space."""
+def frechet_distance(real: Tensor, fake: Tensor, features: nn.Module | None = None) -> float:
+    """Frechet distance of two sets of images in (at most 64 orthogonal projections of) pixel space, or in ``features``."""
     from torchmetrics.image.fid import FrechetInceptionDistance  # its import takes seconds
 
     shape = tuple(real.shape[1:])
-    metric = FrechetInceptionDistance(feature=_Flat(shape), normalize=True, input_img_size=shape)
+    metric = FrechetInceptionDistance(feature=features or _Flat(shape), normalize=True, input_img_size=shape)
     return _distance(metric, real, fake)
 
 

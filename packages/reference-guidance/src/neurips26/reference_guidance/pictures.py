@@ -159,13 +159,16 @@ def animal_sheet(path: Path, data: Path, seed: int) -> None:
     contact_sheet(path, rows, "one set of noises, a set of twenty cats and one of twenty dogs")
 
 
-def spg_sheet(path: Path, seed: int) -> None:
-    """One set of noises under a mixed set and under three of one digit each."""
+def spg_sheet(path: Path, case: Any, attribute: str, seed: int) -> None:
+    """One set of noises under a mixed set and under two sets of one kind, each with the nearest references below."""
     from neurips26.reference_guidance import spg_experiments  # its imports take seconds
 
-    model = spg_experiments.trained("SPG", seed)
-    _, test = split(digits(), 0.3, 4)
-    noise = draw_noise(16, (1, 8, 8), seed, "sheet")
-    sets = {"mixed set": test.images} | {f"set of {c}s": test.images[test.where(digit=c)] for c in (0, 3, 8)}
-    rows = [(name, spg_experiments.spg_samples(model, noise, refs)) for name, refs in sets.items()]
-    contact_sheet(path, rows, "one generator, one set of noises, four sets")
+    model = spg_experiments.trained(case, "SPG", seed)
+    noise = draw_noise(14, tuple(case.train.images.shape[1:]), seed, "sheet")
+    rows = [("mixed set", spg_experiments.samples(model, noise, case.mixed_set(seed)))]
+    kinds = case.kinds(attribute)
+    for kind in (kinds[0], kinds[-1]):
+        bank = ReferenceBank.from_latents(case.unseen.images[case.unseen.where(**{attribute: kind})])
+        x = spg_experiments.samples(model, noise, bank.latents)
+        rows += [(f"{attribute} {kind}", x), ("nearest reference", bank.latents[bank.nearest(x)[0]])]
+    contact_sheet(path, rows, "one generator, one set of noises, three sets")

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from neurips26.reference_guidance.bridge import T_EPS, euler_sample
 from neurips26.reference_guidance.errors import BankMismatchError, EmptyBankError
-from neurips26.shared.arrays import check_choice
+from neurips26.shared.arrays import check_choice, check_int
 
 __all__ = ["T_EPS", "AnchorCache", "DiTMean", "MeanAnchor", "SPG", "SPGConfig", "SPGOutput", "euler_sample"]
 
@@ -70,6 +70,19 @@ class SPGConfig:
         check_choice(self.query, "query", ("patch", "global"))
         check_choice(self.gate, "gate", ("learned", "fixed"))
         check_choice(self.attention, "attention", ("softmax", "entmax15"))
+        for name in (
+            "channels",
+            "height",
+            "width",
+            "patch",
+            "dim",
+            "depth",
+            "heads",
+            "anchor_heads",
+            "time_dim",
+            "chunk",
+        ):
+            check_int(getattr(self, name), name, minimum=1)
         for name, size in (("height", self.height), ("width", self.width)):
             if size % self.patch:
                 raise ValueError(f"{name}: expected a multiple of patch {self.patch}, got {size}")
@@ -363,6 +376,8 @@ class SPG(ModelMixin, ConfigMixin):
             raise ValueError(
                 f"x, t: expected (b, {c.channels}, {c.height}, {c.width}) and (b,), got {tuple(x.shape)} and {tuple(t.shape)}"
             )
+        if not bool(((t >= 0) & (t <= 1)).all()):
+            raise ValueError(f"t: expected times in [0, 1], got {t.flatten().tolist()[:4]}")
         if not isinstance(bank, AnchorCache):
             bank = self.anchor.cache(bank)
         if mask is not None and not bool(mask.any(1).all()):

@@ -54,11 +54,23 @@ class SPGPipeline(DiffusionPipeline):
         generator: torch.Generator | None = None,
         latents: Tensor | None = None,
     ) -> Tensor:
-        """Latents, or images in [-1, 1] where the pipeline has a VAE, of shape (num_samples, c, h, w)."""
+        """Latents, or images in [-1, 1] where the pipeline has a VAE, of shape (num_samples, c, h, w).
+
+        Raises:
+            TypeError: the set is no :class:`ReferenceBank`.
+            ValueError: no samples or steps asked for, or ``latents`` of another shape or not finite.
+            BankMismatchError: see :meth:`cache`.
+        """
         check_int(num_samples, "num_samples", minimum=1)
+        check_int(num_inference_steps, "num_inference_steps", minimum=1)
+        if not isinstance(references, ReferenceBank):
+            raise TypeError(f"references: expected a ReferenceBank, got {type(references).__name__}")
         s = self.model.sizes
+        shape = (num_samples, s.channels, s.height, s.width)
         if latents is None:
-            latents = torch.randn(num_samples, s.channels, s.height, s.width, generator=generator)
+            latents = torch.randn(shape, generator=generator)
+        if latents.shape != shape or not torch.isfinite(latents).all():
+            raise ValueError(f"latents: expected finite numbers of shape {shape}, got shape {tuple(latents.shape)}")
         bank = self.cache(references)
         noise = latents.to(self.model.device, self.model.dtype)
         x = euler_sample(lambda x, t: self.model(x, t, bank).mean, noise, num_inference_steps)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from neurips26.reference_guidance.errors import CheckpointError
 from neurips26.reference_guidance.spg import SPG, T_EPS, DiTMean
-from neurips26.shared.arrays import check_int, check_real
+from neurips26.shared.arrays import check_choice, check_int, check_real
 
 __all__ = ["SPGTrainer", "TrainConfig", "keep_mask", "spg_loss"]
 
@@ -58,7 +58,17 @@ class TrainConfig:
         for name in ("steps", "batch"):
             check_int(getattr(self, name), name, minimum=1)
         check_int(self.bank, "bank", minimum=0)
+        check_int(self.seed, "seed", minimum=0)
+        check_choice(self.self_mask, "self_mask", (True, False))
+        check_choice(self.precision, "precision", ("no", "bf16", "fp16"))
+        if self.bank == 1 and self.self_mask:
+            raise ValueError(
+                "bank: expected 0 or at least 2 with self_mask (a sample hides itself from its set), got 1"
+            )
         check_real(self.lr, "lr", minimum=0.0, inclusive=False)
+        check_real(self.clip, "clip", minimum=0.0, inclusive=False)
+        check_real(self.ema, "ema", minimum=0.0, maximum=1.0)
+        check_real(self.penalty, "penalty", minimum=0.0)
         check_real(self.dropout, "dropout", minimum=0.0, maximum=0.99)
         check_real(self.cooldown, "cooldown", minimum=0.0, maximum=1.0)
 
@@ -100,6 +110,10 @@ def spg_loss(
     return loss + penalty * (out.residual - (target - out.base.detach())).square().mean()
 
 
+def _kind(x: Any) -> str:
+    return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+
+
 class SPGTrainer:
     """Trains an :class:`SPG` or a :class:`DiTMean` on latents.
 
@@ -113,12 +127,13 @@ class SPGTrainer:
     def __init__(
         self, model: SPG | DiTMean, latents: Float[Tensor, "n c h w"], config: TrainConfig, accelerator: Any = None
     ) -> None:
+        if not isinstance(config, TrainConfig):
+            raise TypeError(f"config: expected a TrainConfig, got {type(config).__name__}")
+        self._check(latents, config)
         if config.precision != "no" and accelerator is None:
             from accelerate import Accelerator
 
             accelerator = Accelerator(mixed_precision=config.precision)
-        if not torch.isfinite(latents).all():
-            raise ValueError("latents: expected finite numbers, got some that are not")
         self.config, self.accelerator = config, accelerator
         self.device = accelerator.device if accelerator else next(model.parameters()).device
         self.latents = latents.to(self.device)
@@ -133,6 +148,17 @@ class SPGTrainer:
         self.generator = torch.Generator().manual_seed(config.seed * 1000 + rank)
         self.step, self.skipped = 0, 0
         self.losses: list[float] = []
+
+    @staticmethod
+    def _check(latents: Tensor, config: TrainConfig) -> None:
+        if not isinstance(latents, Tensor) or latents.dtype != torch.float32 or latents.ndim != 4:
+            raise TypeError(f"latents: expected a float32 tensor (n, c, h, w), got {_kind(latents)}")
+        if len(latents) < 1 + config.self_mask:
+            raise ValueError(
+                f"latents: expected at least {1 + config.self_mask} (with self_mask a sample hides itself), got {len(latents)}"
+            )
+        if not torch.isfinite(latents).all():
+            raise ValueError("latents: expected finite numbers, got some that are not")
 
     def batch_loss(self) -> Tensor:
         """Loss of a fresh batch (times uniform on [1e-3, 1 - 1e-3])."""
@@ -202,7 +228,7 @@ class SPGTrainer:
         state = {
             "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "ema": self.ema.state_dict(),
             "generator": self.generator.get_state(), "step": self.step, "skipped": self.skipped, "losses": self.losses,
-            "config": asdict(self.config), "data": self._data,
+            "config": asdict(self.config), "data": self._data, "sizes": self._sizes(),
         }  # fmt: skip
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -238,10 +264,16 @@ class SPGTrainer:
         self.step, self.skipped, self.losses = state["step"], state["skipped"], list(state["losses"])
         return self
 
+    def _sizes(self) -> dict[str, Any]:
+        sizes = {k: v for k, v in self.model.config.items() if not k.startswith("_")}
+        return {"model": type(self.model).__name__} | sizes
+
     def _same_run(self, path: Path, state: dict[str, Any]) -> None:
         asked, theirs = asdict(self.config), dict(state["config"])
         if not self.config.cooldown:
             theirs["steps"] = asked["steps"]
+        theirs |= state["sizes"]
+        asked |= self._sizes()
         other = [f"{k} {theirs.get(k)} (asked {v})" for k, v in asked.items() if theirs.get(k) != v]
         if state["data"] != self._data:
             other.append("other latents")

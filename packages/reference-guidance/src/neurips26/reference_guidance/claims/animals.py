@@ -29,6 +29,10 @@ SMOOTH = (
 )
 
 
+#: Seeds that an earlier judge was seen on.
+SEEN = 400
+
+
 def _photographs() -> Path:
     return data.require(SLUG, "cifar10_cat_dog.zip")
 
@@ -43,7 +47,7 @@ def tune_animals(ctx: Context) -> Tuning:
 def _rows(ctx: Context) -> dict[int, Any]:
     path = _photographs()
     note_judge(ctx, animals.photographs_and_judge(path)[2].accuracy)
-    seeds, trained = flows_in_turn(ctx, 12)
+    seeds, trained = flows_in_turn(ctx, 12, SEEN)
     return seed_rows(ctx, seeds, lambda s: once(animals.animal_control, path, trained(s), s))
 
 
@@ -51,13 +55,13 @@ def _rows(ctx: Context) -> dict[int, Any]:
     Claim(
         "cats-dogs-control", "Twenty dogs against twenty cats move a frozen flow of both half as far as real photographs do",
         "figure without numbers: cats and dogs of AFHQv2", "scaled down",
-        "share judged a dog under the dogs minus under the cats (real photographs: about 0.3)", "1", "higher",
-        Criterion("bound", at_least=0.15),
+        "share judged a dog under the dogs minus under the cats (real photographs: about 0.5)", "1", "higher",
+        Criterion("bound", at_least=0.25),
     ),
     tiers=("cpu",),
 )  # fmt: skip
 def cats_dogs_control(ctx: Context) -> Measurement:
-    """CIFAR-10 at 16x16; the judge is right about two times in three, which is why the bar is a difference."""
+    """CIFAR-10 at 16x16; the judge is right about three times in four, which is why the bar is a difference."""
     rows = _rows(ctx)
     path, curve = ctx.figure("cats-dogs-contact-sheet.png"), ctx.figure("cats-dogs-strength.png")
     pictures.animal_sheet(path, _photographs(), next(iter(rows)))

@@ -1,4 +1,4 @@
-"""Exactness, two moons and sparse labels: flows in closed form, no network."""
+"""Exactness, two moons and sparse labels: points in a plane and flows in closed form."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from neurips26.reference_guidance.claims.common import (
     COMPOSITION_RANK,
     DIGITS,
     MOONS,
+    control_row,
     fresh_seeds,
     once,
     seed_rows,
@@ -59,16 +60,21 @@ def moons_composition(ctx: Context) -> Measurement:
 
 @measures(
     Claim(
-        "moons-swap", "The closed-form flow of one moon alone sends every sample there",
-        "figure without numbers", "paper setting",
-        "larger share of samples on the wrong moon", "1", "lower", Criterion("bound", at_most=0.05),
-    )
+        "moons-control", "A set of one moon steers a learned, frozen flow of both to that moon", "figure without numbers",
+        "paper setting", "share of samples on the set's moon", "1", "higher", Criterion("bound", at_least=0.95),
+    ),
+    tiers=("cpu",),
 )  # fmt: skip
-def moons_swap(ctx: Context) -> Measurement:
-    """The two ends of the composition sweep."""
-    rows = seed_rows(ctx, ctx.seeds(10), lambda s: once(closed_form.moons_composition, s))
-    values = [max(r["0"], 1 - r["1"]) for r in rows.values()]
-    return Measurement(ours=Series({"references": 40}, values), seeds=list(rows), cells=share_cells(rows), data=[MOONS])
+def moons_control(ctx: Context) -> Measurement:
+    """Twenty points of a moon, bell schedule of strength 1; the other schedules and the plain average beside it.
+
+    The flow of the set alone ends on points of the set, whatever they are: that identity is a unit test.
+    """
+    from neurips26.reference_guidance.moons_control import moons_control as measure
+
+    ctx.note("the schedule was chosen on a tuning seed, on which quadratic ones fade too early for points in a plane")
+    rows = seed_rows(ctx, fresh_seeds(ctx, 10), measure)
+    return control_row(rows, "bell 1", MOONS)
 
 
 # Sparse labels -------------------------------------------------------------------------------------------------------

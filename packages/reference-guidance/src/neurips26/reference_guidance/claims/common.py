@@ -34,24 +34,26 @@ def once(experiment: Callable[..., Any], *key: Any) -> Any:
 
 
 #: The designs of the rows were settled while the first seeds were looked at; a record reports others.
-_LOOKED_AT = 200
+LOOKED_AT = 200
 
 
-def fresh_seeds(ctx: Context, n: int) -> list[int]:
-    """Seeds that were never looked at while sizes, steps and rivals were settled; a quick run takes its first five."""
+def fresh_seeds(ctx: Context, n: int, looked_at: int = LOOKED_AT) -> list[int]:
+    """Seeds beyond the first ``looked_at``, which were seen while the row was settled; a quick run takes its first five."""
     if ctx.tier != "cpu":
         return ctx.seeds(5)
-    ctx.note(f"sizes and steps were settled on seeds below {ctx.seeds(1)[0] + _LOOKED_AT}, which are not reported")
-    return ctx.seeds(_LOOKED_AT + n)[_LOOKED_AT:]
+    ctx.note(
+        f"the row was settled while seeds below {ctx.seeds(1)[0] + looked_at} were looked at; they are not reported"
+    )
+    return ctx.seeds(looked_at + n)[looked_at:]
 
 
 #: Frozen flows of the face and animal rows; the seeds of a row take them in turn.
 FLOWS = 3
 
 
-def flows_in_turn(ctx: Context, n: int) -> tuple[list[int], Callable[[int], int]]:
+def flows_in_turn(ctx: Context, n: int, looked_at: int = LOOKED_AT) -> tuple[list[int], Callable[[int], int]]:
     """Seeds of sets and noise, and the seed of the frozen flow that each of them meets."""
-    seeds = fresh_seeds(ctx, n)
+    seeds = fresh_seeds(ctx, n, looked_at)
     ctx.note(f"{FLOWS} frozen flows take turns; a seed draws the set and the noise")
     return seeds, lambda s: seeds[(s - seeds[0]) % FLOWS]
 
