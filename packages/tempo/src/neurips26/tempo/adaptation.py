@@ -23,6 +23,7 @@ import numpy as np
 from neurips26.shared.arrays import check_choice, check_int, check_real
 
 from . import memory as memories
+from .choices import DEFAULTS
 from .distributions import ValueDistribution, reduced
 from .memory import Memory, ScoreMemory
 
@@ -43,11 +44,10 @@ class Strengths(NamedTuple):
 
 @dataclass(frozen=True)
 class TTAConfig:
-    """Settings of the adaptation. Values without a source are ours (see `choices.Choices`).
+    """Settings of the adaptation. What the paper leaves open has its default in `choices.Choices`.
 
     Attributes:
-        lr: Adam's step size, the one that the tuning grid chose (Adam's customary 1e-4 loses return even
-            where nothing has shifted); 0 leaves the policy untouched, bit for bit.
+        lr: Adam's step size; 0 leaves the policy untouched, bit for bit.
         batch_size: B observations an update.
         update_every: control ticks between updates.
         updates_per_tick: gradient steps when an update is due.
@@ -69,11 +69,11 @@ class TTAConfig:
         refresh_all_every: updates between a rescoring of the whole memory; 0 = never.
     """
 
-    lr: float = 1e-5
-    batch_size: int = 32
-    update_every: int = 4
+    lr: float = DEFAULTS.lr
+    batch_size: int = DEFAULTS.batch_size
+    update_every: int = DEFAULTS.update_every
     updates_per_tick: int = 1
-    entropy_coef: float = 0.1
+    entropy_coef: float = DEFAULTS.entropy_coef
     anchor_coef: float = 0.0
     source: str = "memory"
     memory: ScoreMemory = field(default_factory=ScoreMemory)
@@ -85,7 +85,7 @@ class TTAConfig:
     max_drift: float | None = None
     restore_on_fall: bool = False
     snapshot_every: int = 25
-    protocol: str = "continual"
+    protocol: str = DEFAULTS.protocol
     greedy_steps: int = 0
     greedy_size: float = 0.05
     refresh_all_every: int = 0

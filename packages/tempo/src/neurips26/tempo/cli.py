@@ -297,6 +297,27 @@ class Assets:
         return 0
 
 
+@dataclass
+class Adopt:
+    """Write the settings that a tune record chose into the package, where the claims read them."""
+
+    record: Path = Path("results/tempo/tune.json")
+
+    def run(self) -> int:
+        """Writes `chosen.json`."""
+        import json
+
+        from neurips26.shared.runs import atomic_write_text
+
+        if not self.record.is_file():
+            raise ValueError(f"record: expected a tune record, got {str(self.record)!r}")
+        grids = json.loads(self.record.read_text("utf-8"))["grids"]
+        target = Path(__file__).with_name("chosen.json")
+        atomic_write_text(target, json.dumps({grid["id"]: grid["chosen"] for grid in grids}, indent=1) + "\n")
+        print(f"written: {target}")
+        return 0
+
+
 def main(argv: list[str]) -> int:
     """Entry point of `neurips26 tempo`."""
     verbs = (
@@ -307,6 +328,7 @@ def main(argv: list[str]) -> int:
         | Annotated[Bench, tyro.conf.subcommand("bench")]
         | Annotated[Shifts, tyro.conf.subcommand("shifts")]
         | Annotated[Assets, tyro.conf.subcommand("assets")]
+        | Annotated[Adopt, tyro.conf.subcommand("adopt")]
     )
     try:
         return tyro.cli(verbs, args=argv, prog="neurips26 tempo").run()  # type: ignore[arg-type]

@@ -45,6 +45,7 @@ class Rollout:
         drift: (n,) |theta - theta_0| at the end.
         rollbacks: (n,) how often the guard put parameters back.
         updates: (n,) gradient steps.
+        scores: (n, M) values of the observations in the memory at the end, NaN where it is empty.
     """
 
     reward: np.ndarray
@@ -57,6 +58,7 @@ class Rollout:
     drift: np.ndarray
     rollbacks: np.ndarray
     updates: np.ndarray
+    scores: np.ndarray
 
     def returns(self) -> np.ndarray:
         """Mean episode return per 1000 ticks, shape (n,)."""
@@ -237,7 +239,8 @@ def rollout(
     state = fleet.state()
     moved = jax.tree.map(lambda a, b: ((a - b) ** 2).reshape(n, -1).sum(1), state.theta, state.theta0)
     drift = np.sqrt(sum(jax.tree.leaves(moved)))
-    return Rollout(reward, tracking, angular, alive, fallen, diverged, q, drift, state.rollbacks, state.updates)
+    scores = np.where(state.memory.stamp >= 0, state.memory.score, np.nan)
+    return Rollout(reward, tracking, angular, alive, fallen, diverged, q, drift, state.rollbacks, state.updates, scores)
 
 
 @dataclass

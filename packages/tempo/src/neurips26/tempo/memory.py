@@ -17,9 +17,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from neurips26.shared.arrays import check_choice, check_int, check_real
 
-__all__ = ["Memory", "ScoreMemory", "add", "probabilities", "sample", "set_scores", "weights"]
+from .choices import DEFAULTS
 
-PRIORITY_FLOOR = 0.02  # share of the score range that the easiest entry still gets
+__all__ = ["Memory", "ScoreMemory", "add", "probabilities", "sample", "set_scores", "weights"]
 
 
 class Memory(NamedTuple):
@@ -46,11 +46,11 @@ class ScoreMemory:
         allow_easy_first: permit a negative alpha.
     """
 
-    capacity: int = 512
-    alpha: float = 0.6
+    capacity: int = DEFAULTS.capacity
+    alpha: float = DEFAULTS.alpha
     beta: float = 0.4
     beta_steps: int = 1000
-    eviction: str = "fifo"
+    eviction: str = DEFAULTS.eviction
     recent_min: int = 64
     allow_easy_first: bool = False
 
@@ -101,7 +101,7 @@ def probabilities(
     high = jnp.where(usable, score, -jnp.inf).max()
     low = jnp.where(usable, score, jnp.inf).min()
     spread = jnp.where(usable.any(), high - low, 0.0)
-    scaled = jnp.where(spread > 0, (high - score) / jnp.where(spread > 0, spread, 1.0), 0.0) + PRIORITY_FLOOR
+    scaled = jnp.where(spread > 0, (high - score) / jnp.where(spread > 0, spread, 1.0), 0.0) + DEFAULTS.priority_floor
     p = jnp.where(usable, jnp.exp(alpha * jnp.log(scaled)), 0.0)  # half the time of a power
     return p / jnp.maximum(p.sum(), 1e-30)
 

@@ -10,7 +10,18 @@ import numpy as np
 
 from . import shifts
 
-__all__ = ["animation", "curves", "gains", "latencies", "overestimation", "ranking", "skeleton", "stability"]
+__all__ = [
+    "animation",
+    "curves",
+    "gains",
+    "latencies",
+    "overestimation",
+    "ranking",
+    "replayed",
+    "settings",
+    "skeleton",
+    "stability",
+]
 
 
 def _axes(width: float = 7.0, height: float = 3.6, columns: int = 1) -> Any:
@@ -20,23 +31,57 @@ def _axes(width: float = 7.0, height: float = 3.6, columns: int = 1) -> Any:
     return figure, figure.subplots(1, columns, squeeze=False)[0]
 
 
-def gains(table: dict, methods: Sequence[str], path: Path) -> Path:
-    """Heat map of relative gains over the frozen policy, with the nominal column."""
-    names = ("nominal", *shifts.SHIFTS)
-    rows = [m for m in methods if m != "none"]
-    frozen = {n: np.mean(table[n, "none"]["returns"]) for n in names}
-    grid = np.array([[100 * (np.mean(table[n, m]["returns"]) / frozen[n] - 1) for n in names] for m in rows])
-    figure, (ax,) = _axes(7, 0.45 * len(rows) + 1.2)
-    top = min(max(5.0, float(np.abs(grid).max())), 40.0)
+def gains(tables: dict[int, dict], methods: Sequence[str], path: Path) -> Path:
+    """Heat maps of relative gains over the frozen policy, one a severity, each with the nominal column."""
+    names, rows = ("nominal", *shifts.SHIFTS), [m for m in methods if m != "none"]
+    figure, axes = _axes(4.4 * len(tables) + 1.5, 0.45 * len(rows) + 1.4, len(tables))
+    for ax, (severity, table) in zip(axes, tables.items(), strict=True):
+        frozen = {n: np.mean(table[n, "none"]["returns"]) for n in names}
+        grid = np.array([[100 * (np.mean(table[n, m]["returns"]) / frozen[n] - 1) for n in names] for m in rows])
+        image = _heat(ax, grid, 40.0, "{:+.0f}")
+        ax.set_xticks(range(len(names)), [f"{n}\n{frozen[n]:.1f}" for n in names], fontsize=8)
+        ax.set_yticks(range(len(rows)), rows if ax is axes[0] else [])
+        ax.set_title(f"severity {severity}", fontsize=9)
+    figure.colorbar(image, ax=axes[-1], label="gain over frozen, %")
+    figure.suptitle("below each condition: return of the frozen policy per 1000 ticks", fontsize=9)
+    figure.savefig(path, dpi=110)
+    return path
+
+
+def _heat(ax: Any, grid: np.ndarray, top: float, form: str) -> Any:
+    """A heat map from -top (red) to top (blue) with its numbers in it."""
     image = ax.imshow(grid, cmap="RdBu", vmin=-top, vmax=top, aspect="auto")
-    ax.set_xticks(range(len(names)), [f"{n}\n{frozen[n]:.1f}" for n in names])
-    ax.set_yticks(range(len(rows)), rows)
     for (r, c), value in np.ndenumerate(grid):
         red, green, blue, _ = image.cmap(image.norm(value))
         color = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
-        ax.text(c, r, f"{value:+.1f}", ha="center", va="center", fontsize=8, color=color)
-    figure.colorbar(image, label="gain over frozen, %")
-    ax.set_title("below each shift: return of the frozen policy per 1000 ticks", fontsize=9)
+        ax.text(c, r, form.format(value), ha="center", va="center", fontsize=8, color=color)
+    return image
+
+
+def settings(surface: dict[float, list[tuple[float, float]]], rates: Sequence[float], path: Path) -> Path:
+    """TEMPO over step sizes and weights of the entropy: gain under the shifts, and loss under the worst condition."""
+    figure, axes = _axes(9, 3.2, 2)
+    values = np.array(list(surface.values()))  # weights, step sizes, (gain, worst loss)
+    for ax, title, grid in zip(axes, ("gain", "- worst loss"), (values[..., 0], -values[..., 1]), strict=True):
+        image = _heat(ax, grid, max(0.5, float(np.abs(values).max())), "{:+.2f}")
+        ax.set_xticks(range(len(rates)), [f"{r:g}" for r in rates])
+        ax.set_yticks(range(len(surface)), [f"{h:g}" for h in surface])
+        ax.set_xlabel("step size")
+        ax.set_title(title, fontsize=9)
+    axes[0].set_ylabel("lambda_H")
+    figure.colorbar(image, ax=axes[-1], label="return per 1000 ticks against frozen")
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def replayed(shares: dict[str, np.ndarray], edges: np.ndarray, path: Path) -> Path:
+    """Histogram of the values that each order of replay draws from its memory."""
+    figure, (ax,) = _axes()
+    for method, share in shares.items():
+        ax.stairs(share, edges, label={"tempo": "hard first (TEMPO)"}.get(method, method))
+    ax.set_xlabel("critic's value of a replayed observation")
+    ax.set_ylabel("share of draws")
+    ax.legend()
     figure.savefig(path, dpi=130)
     return path
 
