@@ -183,6 +183,25 @@ def test_spg_verbs_train_continue_sample_and_measure(tmp_path, capsys):
     capsys.readouterr()
     assert main(["spg-eval", *draw, "--n", "40"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == {"frechet", "kernel", "nearest"}
+    # the baseline is drawn and measured in the same way; what neither wrote is named in one line
+    assert main(["spg-train", "--model", "dit", "--out", str(tmp_path / "d"), *small, "--steps", "1"]) == 0
+    dit = ["--model", str(tmp_path / "d/model"), *draw[2:]]
+    assert main(["spg-eval", *dit, "--n", "4"]) == 0
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/config.json").write_text('{"_class_name": "AutoencoderKL"}')
+    for call, said in (
+        (["spg-sample", "--model", str(tmp_path / "other"), *draw[2:]], "spg-train wrote, got"),
+        (["spg-sample", *draw, "--steps", "0"], "steps: expected an integer >= 1, got 0"),
+        (["spg-eval", *draw, "--n", "1"], "n: expected an integer >= 2, got 1"),
+        ([*train, "--steps", "3", "--dim", "32"], "dim 16 (asked 32)"),
+        ([*train, "--steps", "3", "--model", "dit"], "model SPG (asked DiTMean)"),
+        ([*train, "--steps", "3", "--depth", "-1"], "depth: expected an integer >= 1, got -1"),
+        (["spg-train", "--out", str(tmp_path / "one"), *small, "--bank", "1"], "bank: expected 0 or at least 2"),
+    ):
+        capsys.readouterr()
+        assert main(call) == 2
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1
     assert main(["demo", "moons", "--out", str(tmp_path)]) == 0 and (tmp_path / "moons.png").exists()
 
 

@@ -279,14 +279,31 @@ class SpgSample:
         import torch
 
         from neurips26.reference_guidance.bank import ReferenceBank
-        from neurips26.reference_guidance.spg import SPG
+        from neurips26.reference_guidance.spg import SPG, DiTMean, euler_sample
         from neurips26.reference_guidance.spg_pipeline import SPGPipeline
+        from neurips26.shared.arrays import check_int
 
-        if not (self.model / "config.json").exists():
-            raise ValueError(f"model: expected a folder that spg-train wrote, got {str(self.model)!r}")
-        pipe = SPGPipeline(SPG.from_pretrained(self.model).eval())
-        generator = torch.Generator().manual_seed(self.seed)
-        return pipe(self.n, ReferenceBank.load(self.bank), self.steps, generator)
+        for name in ("n", "steps"):
+            check_int(getattr(self, name), name, minimum=1)
+        bank, generator = ReferenceBank.load(self.bank), torch.Generator().manual_seed(self.seed)
+        if self._class_of_model() == "SPG":
+            return SPGPipeline(SPG.from_pretrained(self.model).eval())(self.n, bank, self.steps, generator)
+        model = DiTMean.from_pretrained(
+            self.model
+        ).eval()  # draws without a set; the bank is what it is measured against
+        shape = tuple(bank.latents.shape[1:])
+        trained = tuple(model.config[k] for k in ("channels", "height", "width"))
+        if shape != trained:
+            raise ValueError(f"bank: expected latents of shape {trained} as the model's, got {shape}")
+        return euler_sample(model, torch.randn(self.n, *shape, generator=generator), self.steps)
+
+    def _class_of_model(self) -> str:
+        path, found = self.model / "config.json", "no config.json"
+        if path.exists():
+            found = json.loads(path.read_text("utf-8")).get("_class_name", "a config.json of something else")
+        if found not in ("SPG", "DiTMean"):
+            raise ValueError(f"model: expected a folder that spg-train wrote, got {str(self.model)!r} ({found})")
+        return found
 
 
 @dataclass(frozen=True)
@@ -302,8 +319,12 @@ class SpgEval(SpgSample):
         """Sample and measure."""
         from neurips26.reference_guidance.bank import ReferenceBank
         from neurips26.reference_guidance.metrics import copy_distance, frechet_distance, kernel_distance
+        from neurips26.shared.arrays import check_int
 
-        x, bank = self.draw(), ReferenceBank.load(self.bank)
+        bank = ReferenceBank.load(self.bank)
+        for name, count in (("n", self.n), ("references of the bank", len(bank))):
+            check_int(count, name, minimum=2)  # a distance between distributions needs two of either
+        x = self.draw()
         ReferenceBank.from_latents(x).save(self.out)
         real = bank.latents.float()
         return {
