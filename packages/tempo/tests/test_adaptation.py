@@ -96,6 +96,47 @@ def test_scalar_critic_with_entropy_says_so():
         tta.act(state, jnp.zeros(5))
 
 
+def test_a_lone_distribution_is_one_twin():
+    """A Categorical is a tuple of arrays, and arrays have means, too."""
+    cfg = TTAConfig(lr=0.01, update_every=1, entropy_coef=0.1, warmup=1, batch_size=4, memory=ScoreMemory(8))
+    ends = []
+    for critic in (two_peaks, lambda o, x: two_peaks(o, x)[0]):
+        tta = make_tta(free, critic, cfg)
+        ends.append(run(tta, tta.init(jnp.array([0.05]), jax.random.key(0), 5), OBS[:20])[0].theta)
+    np.testing.assert_array_equal(*ends)
+    tta = make_tta(free, lambda o, x: x.sum(-1), cfg)
+    with pytest.raises(TypeError, match="critic_apply: expected a list of value distributions"):
+        tta.act(tta.init(jnp.zeros(1), jax.random.key(0), 5), jnp.zeros(5))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"policy_apply": None}, "policy_apply: expected a function"),
+        ({"cfg": None}, "cfg: expected a TTAConfig"),
+        ({"q_scale": 0.0}, "q_scale"),
+        ({"q_scale": -1.0}, "q_scale"),
+        ({"q_scale": float("nan")}, "q_scale"),
+        ({"fallen_index": 5}, "fallen_index: expected less than the 5 observations"),
+        ({"fallen_index": -1}, "fallen_index"),
+        ({"normalizer": (np.zeros(5), np.zeros(5))}, "normalizer: .* positive"),
+        ({"normalizer": (np.zeros(5), np.full(5, np.nan))}, "normalizer"),
+        ({"normalizer": (np.zeros(1), np.ones(1))}, "obs_size: expected the normalizer's 1"),
+        ({"key": 0}, "key: expected a key of jax.random"),
+        ({"theta": jnp.array([jnp.nan])}, "theta: expected finite"),
+        ({"obs_size": 4}, "obs: expected shape"),
+    ],
+)
+def test_what_cannot_be_adapted_is_named(change, message):
+    given = {"policy_apply": free, "critic_apply": two_peaks, "cfg": TTAConfig(), "theta": jnp.zeros(1)}
+    given |= {"key": jax.random.key(0), "obs_size": 5} | change
+    start = [given.pop(k) for k in ("theta", "key", "obs_size")]
+    with pytest.raises((TypeError, ValueError), match=message):
+        tta = make_tta(**given)
+        tta.act(tta.init(*start), jnp.zeros(5))
+
+
 def test_zero_lr_changes_nothing():
     tta = make_tta(free, two_peaks, TTAConfig(lr=0.0, update_every=1, warmup=1))
     start = jnp.array([0.123])
@@ -253,7 +294,12 @@ def test_bad_memory_settings_name_the_argument(field, value):
         ScoreMemory(**{field: value})
 
 
+def test_the_newest_entries_must_leave_room_for_the_hardest():
+    with pytest.raises(ValueError, match="recent_min: expected less than the capacity 512"):
+        ScoreMemory(512, eviction="easiest", recent_min=512)
+
+
 @pytest.mark.parametrize("method", ["naive", "naive-fifo", "entropy"])
 def test_the_latest_observations_need_a_ring_in_order(method):
     with pytest.raises(ValueError, match="memory: expected eviction 'fifo'"):
-        method_config(method, memory=ScoreMemory(64, eviction="easiest"))
+        method_config(method, memory=ScoreMemory(128, eviction="easiest"))

@@ -95,7 +95,11 @@ def test_accepted_kinds_of_observation(ckpt):
         np.testing.assert_allclose(TestTimeAdapter(ckpt, **FAST).step(obs)[0], expected, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("bad", [np.zeros(47), np.zeros((1, 48)), {"privileged_state": np.zeros(123)}, np.zeros(())])
+@pytest.mark.parametrize(
+    "bad",
+    [np.zeros(47), np.zeros((1, 48)), {"privileged_state": np.zeros(123)}, np.zeros(()), np.zeros(48, complex), None,
+     "abc", b"abc", [[1.0], [1.0, 2.0]]],
+)  # fmt: skip
 def test_wrong_shapes_name_what_was_expected(ckpt, bad):
     with pytest.raises(ShapeError, match=r"obs: expected .*(48|'state')"):
         TestTimeAdapter(ckpt, **FAST).step(bad)
@@ -112,6 +116,8 @@ def test_broken_readings_leave_everything_as_it_was(ckpt):
     action, info = adapter.step(bad)
     assert info["nonfinite"] == 1 and not info["valid"] and np.isfinite(action).all()
     assert same(before, adapter.state)
+    _, info = adapter.step(np.full(48, 1e300))  # beyond single precision
+    assert info["nonfinite"] == 2 and same(before, adapter.state)
     bad[3] = np.inf
     with pytest.raises(NonFiniteObservationError, match="1 of 48"):
         TestTimeAdapter(ckpt, strict=True, **FAST).step(bad)
@@ -135,6 +141,74 @@ def test_resumed_run_continues_with_the_same_actions(ckpt, tmp_path):
     second.restore(tmp_path / "state.npz")
     np.testing.assert_array_equal([second.step(o)[0] for o in obs[30:]], expected[30:])
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_states_that_are_no_whole_finite_ones_are_refused(ckpt, tmp_path):
+    adapter = TestTimeAdapter(ckpt, **FAST)
+    saved = adapter.state_dict()
+    broken = jax.tree.map(lambda x: x * np.nan if x.dtype == np.float32 else x, saved["state"])
+    for bad, message in (
+        (saved | {"state": broken}, "finite"),
+        (saved | {"last_good": np.full(48, np.inf)}, "finite"),
+        ({k: v for k, v in saved.items() if k != "tick"}, "tick missing"),
+        ({}, "state, checkpoint"),
+    ):
+        with pytest.raises(ValueError, match=f"saved: expected .*{message}"):
+            adapter.load_state_dict(bad)
+    file = adapter.save(tmp_path / "state.npz")
+    whole = bytearray(file.read_bytes())
+    flipped = whole.copy()
+    flipped[len(whole) // 2] ^= 1
+    for data in (whole[:-100], flipped, b"", b"text"):
+        file.write_bytes(bytes(data))
+        with pytest.raises(ValueError, match=r"path: expected a whole file that `save` wrote, got .*state\.npz"):
+            adapter.restore(file)
+    with pytest.raises(ValueError, match="path: expected a whole file"):
+        adapter.restore(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        adapter.restore(tmp_path / "nothing.npz")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_write_that_fails_is_counted_and_told_and_does_not_stop_the_robot(ckpt, tmp_path, asynchronous):
+    with pytest.raises(ValueError, match="save_path: expected a file in an existing directory"):
+        TestTimeAdapter(ckpt, save_path=tmp_path / "no" / "x.npz", save_every=2, **FAST)
+    folder = tmp_path / "there"
+    folder.mkdir()
+    adapter = TestTimeAdapter(ckpt, save_path=folder / "x.npz", save_every=2, asynchronous=asynchronous, **FAST)
+    folder.rmdir()
+    for o in observations(4):
+        action, _ = adapter.step(o)
+        adapter._settle()
+    assert np.isfinite(action).all() and adapter.counters["failed_saves"] == 2
+    with pytest.raises(OSError, match="save_path: the state could not be written"):
+        adapter.finish()
+    adapter.finish()  # told once
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"restore_on_fall": "no"}, "restore_on_fall: expected True or False"),
+        ({"asynchronous": "no"}, "asynchronous: expected True or False"),
+        ({"deadline": float("nan")}, "deadline"),
+        ({"deadline": "a"}, "deadline"),
+        ({"greedy_size": float("nan")}, "greedy_size"),
+        ({"memory": 512}, "memory: expected a ScoreMemory"),
+        ({"leraning_rate": 1.0}, "settings: expected one of 'lr'"),
+        ({"config": "x"}, "config: expected a TTAConfig"),
+    ],
+)
+def test_settings_that_are_none_name_the_argument(ckpt, settings, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        TestTimeAdapter(ckpt, **settings)
+
+
+@pytest.mark.bad_input
+def test_a_name_is_no_checkpoint():
+    with pytest.raises(TypeError, match=r"ckpt: expected a Checkpoint, which tempo\.load gives"):
+        TestTimeAdapter("go1-joystick")
 
 
 def test_state_of_another_configuration_is_refused(ckpt):

@@ -69,6 +69,17 @@ def test_misfits_name_the_field(ckpt, change, message):
         change(ckpt)
 
 
+@pytest.mark.bad_input
+def test_names_and_sizes_that_are_none_are_refused():
+    for call, message in (
+        (lambda: tempo.load(None), "name: expected the name of a checkpoint"),
+        (lambda: tempo.untrained("go1", width=0), "width"),
+        (lambda: tempo.untrained("go1", seed=-1), "seed"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            call()
+
+
 def test_missing_normaliser_is_named(ckpt, tmp_path):
     from safetensors.numpy import load_file, save_file
 

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from neurips26.tempo import assets, shifts, tasks
-from neurips26.tempo.runtime import Runtime
+from neurips26.tempo.runtime import Runtime, make
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,9 @@ def test_rough_ground_has_the_stated_height():
     [lambda: shifts.Payload(-1.0), lambda: shifts.Slippery(-0.1), lambda: shifts.RoughTerrain(0.0),
      lambda: shifts.Sensing(dropout=1.5),
      lambda: shifts.Sensing(delay=-1), lambda: shifts.Payload(1.0, "head"), lambda: shifts.of_severity("go1", "wind", 1),
-     lambda: shifts.of_severity("go1", "payload", 4), lambda: shifts.Slippery(float("nan"))],
+     lambda: shifts.of_severity("go1", "payload", 4), lambda: shifts.Slippery(float("nan")),
+     lambda: shifts.of_severity("go1", "nominal", 9), lambda: shifts.of_severity("spot", "payload", 1),
+     lambda: shifts.Payload(4.0, at=(float("nan"), 0.0, 0.0)), lambda: shifts.Combined(())],
 )  # fmt: skip
 def test_unphysical_parameters_are_refused_before_simulation(bad):
     with pytest.raises((ValueError, TypeError)):
@@ -164,6 +166,43 @@ def test_unphysical_parameters_are_refused_before_simulation(bad):
 def test_a_schedule_goes_around_a_combination_and_not_into_it(wrong):
     with pytest.raises(ValueError, match="parts: expected|shift: expected"):
         wrong()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: shifts.Combined(("payload",)),
+        lambda: shifts.Combined(shifts.Payload(1.0)),
+        lambda: shifts.Scheduled("payload"),
+        lambda: shifts.Payload(1.0, at=(1.0, 2.0)),
+        lambda: make("Go1JoystickFlatTerrain", shift="payload"),
+        lambda: make("Go1JoystickFlatTerrain", shift=shifts.Payload),
+        lambda: make("Go1JoystickFlatTerrain", num_envs=2.5),
+    ],
+)
+def test_what_is_no_shift_is_named(wrong):
+    with pytest.raises((TypeError, ValueError), match=r"^(parts|shift|at|num_envs): expected"):
+        wrong()
+
+
+def test_a_named_rough_ground_stays_rough_under_another_shift(go1):
+    assert make("Go1JoystickRoughTerrain").runtime.shift == shifts.RoughTerrain(0.05)
+    both = make("Go1JoystickRoughTerrain", shift=shifts.Payload(2.0)).runtime
+    assert both.shift.terrain == "rough"
+    floor = both.model.geom("floor").id
+    assert both.model.geom_type[floor] == mujoco.mjtGeom.mjGEOM_HFIELD
+    assert both.model.body_mass.sum() == pytest.approx(go1.body_mass.sum() + 2.0)
+    own = shifts.Combined((shifts.RoughTerrain(0.1), shifts.Slippery(0.2)))
+    assert make("Go1JoystickRoughTerrain", shift=own).runtime.shift == own
+    with pytest.raises(ValueError, match="shift: expected a schedule that has the rough ground in it"):
+        make("Go1JoystickRoughTerrain", shift=shifts.Scheduled(shifts.Payload(2.0)))
+
+
+def test_payloads_on_two_bodies_are_combined(go1):
+    model = shifts.Combined((shifts.Payload(2.0), shifts.Payload(0.5, "calf"))).apply(go1)
+    added = {n: model.body_mass[body(go1, n)] - go1.body_mass[body(go1, n)] for n in ("trunk", "FR_calf")}
+    assert added == pytest.approx({"trunk": 2.0, "FR_calf": 0.5})
 
 
 def test_a_new_episode_starts_the_schedule_anew():

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neurips26.shared.arrays import check_choice, check_int, check_real
+from neurips26.shared.arrays import check_array, check_choice, check_int, check_real
 
 from . import memory as memories
 from .choices import DEFAULTS
@@ -101,6 +101,7 @@ class TTAConfig:
         check_choice(self.scope, "scope", ("all", "last", "norm"))
         check_choice(self.reduce, "reduce", ("min", "mean"))
         check_choice(self.protocol, "protocol", ("continual", "episodic"))
+        _check_memory(self.memory)
         if self.source != "memory" and self.memory.eviction != "fifo":
             raise ValueError(
                 f"memory: expected eviction 'fifo' for source {self.source!r}, got {self.memory.eviction!r}"
@@ -110,6 +111,9 @@ class TTAConfig:
         if self.max_drift is not None:
             check_real(self.max_drift, "max_drift", minimum=0.0, inclusive=False)
         check_int(self.greedy_steps, "greedy_steps", minimum=0)
+        check_real(self.greedy_size, "greedy_size", minimum=0.0)
+        check_flag(self.stochastic, "stochastic")
+        check_flag(self.restore_on_fall, "restore_on_fall")
         check_int(self.snapshot_every, "snapshot_every", minimum=1)
         check_int(self.refresh_all_every, "refresh_all_every", minimum=0)
 
@@ -117,6 +121,18 @@ class TTAConfig:
     def strengths(self) -> Strengths:
         """Step size, lambda_H and the memory's alpha."""
         return Strengths(self.lr, self.entropy_coef, self.memory.alpha)
+
+
+def check_flag(value: Any, name: str) -> bool:
+    """`value` as a bool; text such as "no" would count as true."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name}: expected True or False, got {value!r}")
+    return bool(value)
+
+
+def _check_memory(memory: Any) -> None:
+    if not isinstance(memory, ScoreMemory):
+        raise TypeError(f"memory: expected a ScoreMemory, got {memory!r}")
 
 
 def fixed_settings(method: str) -> dict[str, Any]:
@@ -139,10 +155,13 @@ def method_config(method: str, **settings: Any) -> TTAConfig:
     with reversed priorities. q_greedy: no learning, the action climbs the critic at every tick.
 
     Raises:
-        ValueError: a setting that the method's name fixes is asked for at another value.
+        ValueError: a setting that does not exist, or that the method's name fixes at another value.
     """
     check_choice(method, "method", METHODS)
+    for name in settings:
+        check_choice(name, "settings", TTAConfig.__dataclass_fields__)
     memory = settings.pop("memory", ScoreMemory())
+    _check_memory(memory)
     alpha = memory.alpha
     easy = method == "easy-first"
     if method == "uniform":
@@ -176,7 +195,7 @@ class TTAState(NamedTuple):
 
 
 PolicyApply = Callable[[Any, jax.Array], jax.Array]
-CriticApply = Callable[[jax.Array, jax.Array], list[ValueDistribution]]
+CriticApply = Callable[[jax.Array, jax.Array], list[ValueDistribution] | ValueDistribution]
 
 
 class TTA(NamedTuple):
@@ -220,8 +239,8 @@ def make_tta(
 
     Args:
         policy_apply: (theta, normalised observation (..., d)) -> action in [-1, 1], the mean action.
-        critic_apply: (normalised observation, action) -> value distributions, one a twin; its parameters are closed
-            over and frozen.
+        critic_apply: (normalised observation, action) -> a list of value distributions, one a twin (or the only one as it
+            is); its parameters are closed over and frozen.
         cfg: settings.
         q_scale: s_Q, the standard deviation of Qbar on the training distribution.
         normalizer: frozen mean and standard deviation of raw observations; observations are clipped to +-10 afterwards.
@@ -229,7 +248,21 @@ def make_tta(
             gravity z).
         project: re-imposes the actor's invariants after each update.
         log_std: of the pre-tanh action, for `stochastic`.
+
+    Observations must be finite: `TestTimeAdapter` sees to that on a robot.
     """
+    for name, value in (("policy_apply", policy_apply), ("critic_apply", critic_apply)):
+        if not callable(value):
+            raise TypeError(f"{name}: expected a function, got {value!r}")
+    if not isinstance(cfg, TTAConfig):
+        raise TypeError(f"cfg: expected a TTAConfig, got {cfg!r}")
+    check_real(q_scale, "q_scale", minimum=0.0, inclusive=False)
+    if normalizer is not None:
+        mean, std = (check_array(x, "normalizer", shape=("d",)) for x in normalizer)
+        if mean.shape != std.shape or not (std > 0).all():
+            raise ValueError("normalizer: expected a mean and as many positive standard deviations")
+    if fallen_index is not None:
+        check_int(fallen_index, "fallen_index", minimum=0)
     if cfg.stochastic and log_std is None:
         raise ValueError("stochastic: expected an actor with log_std, got a deterministic one")
     batch = 1 if cfg.source == "latest" else cfg.batch_size
@@ -258,6 +291,7 @@ class _Adaptation:
     # -- an episode ----------------------------------------------------------------------------------------------------
     def init(self, theta: Any, key: jax.Array, obs_size: int) -> TTAState:
         """State at theta_0 = theta with an empty memory."""
+        self._check_start(theta, key, obs_size)
         theta = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), theta)
         zeros, zero = jax.tree.map(jnp.zeros_like, theta), jnp.zeros((), jnp.int32)
         if self.cfg.scope != "all":
@@ -265,6 +299,19 @@ class _Adaptation:
         raw = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
         empty = self.cfg.memory.empty(obs_size)
         return TTAState(theta, theta, zeros, zeros, theta, empty, raw, zero, zero, zero, zero, jnp.zeros((), bool))
+
+    def _check_start(self, theta: Any, key: Any, obs_size: int) -> None:
+        """Raises TypeError or ValueError where a state cannot begin with these."""
+        if not hasattr(key, "dtype"):
+            raise TypeError(f"key: expected a key of jax.random, got {key!r}")
+        check_int(obs_size, "obs_size", minimum=1)
+        if self.normalizer is not None and len(self.normalizer[0]) != obs_size:
+            raise ValueError(f"obs_size: expected the normalizer's {len(self.normalizer[0])}, got {obs_size}")
+        if self.fallen_index is not None and self.fallen_index >= obs_size:
+            raise ValueError(f"fallen_index: expected less than the {obs_size} observations, got {self.fallen_index}")
+        for leaf in jax.tree.leaves(theta):
+            if not isinstance(leaf, jax.core.Tracer) and not np.isfinite(np.asarray(leaf)).all():
+                raise ValueError("theta: expected finite parameters, got NaN or infinity")
 
     def reset(self, state: TTAState) -> TTAState:
         """A new episode: forgets everything under the episodic protocol, nothing under the continual one."""
@@ -286,6 +333,9 @@ class _Adaptation:
     ) -> tuple[TTAState, jax.Array, dict[str, jax.Array]]:
         """The action for a raw observation, and the observation's entry in the memory unless `valid` is False or the
         robot lies fallen."""
+        obs = jnp.asarray(obs)
+        if obs.shape != state.memory.obs.shape[1:]:
+            raise ValueError(f"obs: expected shape {state.memory.obs.shape[1:]}, got {obs.shape}")
         o = self._normalise(obs)
         fallen = jnp.zeros((), bool) if self.fallen_index is None else obs[self.fallen_index] > 0
         action = self.policy_apply(state.theta, o)
@@ -317,7 +367,7 @@ class _Adaptation:
 
     def _evaluate(self, obs: jax.Array, action: jax.Array, with_entropy: bool) -> tuple[jax.Array, jax.Array]:
         """Qbar, and the entropy of the predicted return in parts of its maximum (0 unless asked for)."""
-        twins = self.critic_apply(obs, action)
+        twins = _twins(self.critic_apply(obs, action))
         q = reduced(twins, self.cfg.reduce)
         if not with_entropy:
             return q, jnp.zeros_like(q)
@@ -418,6 +468,17 @@ class _Adaptation:
             due = (state.updates % self.cfg.refresh_all_every == 0) & ready
             memory = memory._replace(score=jnp.where(due, value(memory.obs), memory.score))
         return state._replace(memory=memory)
+
+
+def _twins(said: Any) -> list[ValueDistribution]:
+    """What a critic gave as a list: a lone distribution is a tuple of arrays, which must not pass for several."""
+    twins = [said] if isinstance(said, ValueDistribution) else said
+    if not isinstance(twins, list | tuple) or not twins or not all(isinstance(z, ValueDistribution) for z in twins):
+        raise TypeError(
+            "critic_apply: expected a list of value distributions, objects with mean() and entropy(), got "
+            + type(said).__name__
+        )
+    return list(twins)
 
 
 def _where(condition: jax.Array, new: Any, old: Any) -> Any:

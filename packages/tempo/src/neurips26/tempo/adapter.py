@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neurips26.shared.arrays import check_int
+from neurips26.shared.arrays import check_int, check_real
 
 from . import storage
-from .adaptation import TTAConfig, TTAState, method_config
+from .adaptation import TTAConfig, TTAState, check_flag, method_config
 from .checkpoint import Checkpoint
 
 __all__ = ["NonFiniteObservationError", "ShapeError", "TestTimeAdapter"]
@@ -45,7 +47,8 @@ class TestTimeAdapter:
         asynchronous: run updates in a thread; the control loop acts with the newest finished parameters and never
             waits.
         deadline: seconds a step may take (20 ms at 50 Hz); slower steps are counted in `info`.
-        save_path, save_every: write the whole state atomically every so many ticks.
+        save_path, save_every: write the whole state atomically every so many ticks. A write that fails later on is counted
+            in `info` and raised by `finish`: it does not stop the robot.
         settings: overrides of the method's settings, e.g. lr=1e-4, entropy_coef=0.1, memory=ScoreMemory(256).
     """
 
@@ -65,19 +68,26 @@ class TestTimeAdapter:
         save_every: int = 0,
         **settings: Any,
     ):
+        if not isinstance(ckpt, Checkpoint):
+            raise TypeError(f"ckpt: expected a Checkpoint, which tempo.load gives, got {ckpt!r}")
+        if config is not None and not isinstance(config, TTAConfig):
+            raise TypeError(f"config: expected a TTAConfig, got {config!r}")
         if config is not None and settings:
             raise ValueError(f"config: expected either a config or settings, got both ({', '.join(settings)})")
-        self.ckpt, self.strict, self.asynchronous, self.deadline = ckpt, strict, asynchronous, deadline
+        self.ckpt, self.deadline = ckpt, check_real(deadline, "deadline", minimum=0.0)
+        self.strict, self.asynchronous = check_flag(strict, "strict"), check_flag(asynchronous, "asynchronous")
         self.cfg = config if config is not None else method_config(method, **settings)
         self.save_every = check_int(save_every, "save_every", minimum=0)
         self.save_path = None if save_path is None else Path(save_path)
         if self.save_every and self.save_path is None:
             raise ValueError("save_path: expected a file when save_every > 0, got None")
+        if self.save_path is not None and (self.save_path.is_dir() or not self.save_path.parent.is_dir()):
+            raise ValueError(f"save_path: expected a file in an existing directory, got {self.save_path}")
         tta, self._reads, self._act, self._learn = ckpt.programs(self.cfg)
         self._reset = tta.reset
         self._seed, self._digest = check_int(seed, "seed", minimum=0), ckpt.digest()
         self.state: TTAState = _copy(tta.init(ckpt.actor, jax.random.key(self._seed), ckpt.obs_size))
-        self.counters = {"nonfinite": 0, "deadline_misses": 0, "skipped_updates": 0}
+        self.counters = {"nonfinite": 0, "deadline_misses": 0, "skipped_updates": 0, "failed_saves": 0}
         self._last_good = np.asarray(ckpt.mean, np.float32).copy()
         self._tick = 0
         self._worker: threading.Thread | None = None
@@ -85,6 +95,7 @@ class TestTimeAdapter:
         self._launched = 0  # roll-backs that the running update has seen
         self._saver: threading.Thread | None = None
         self._save_due = False
+        self._save_error: OSError | None = None
 
     def warmup(self) -> float:
         """Compiles everything outside the control loop and leaves the state alone; returns the seconds it took."""
@@ -144,7 +155,14 @@ class TestTimeAdapter:
             obs = obs["state"]
         if hasattr(obs, "detach"):
             obs = obs.detach().cpu().numpy()
-        vector = np.ascontiguousarray(np.asarray(obs), dtype=np.float32)
+        try:
+            given = np.asarray(obs)
+        except (TypeError, ValueError) as error:
+            raise ShapeError(f"obs: expected {d} numbers, got {type(obs).__name__} ({error})") from error
+        if given.dtype.kind not in "biuf":
+            raise ShapeError(f"obs: expected shape {(d,)} of real numbers, got {type(obs).__name__} of {given.dtype}")
+        with np.errstate(over="ignore"):  # beyond float32: infinite, hence a reading that is not finite
+            vector = np.ascontiguousarray(given, dtype=np.float32)
         if vector.shape != (d,):
             hint = " (one adapter is one robot; vmap `make_tta` for a batch)" if vector.ndim == 2 else ""
             raise ShapeError(
@@ -189,14 +207,32 @@ class TestTimeAdapter:
         self._save_due = False
         path, saved = self.save_path, self._snapshot()
         assert path is not None
+
+        def write() -> None:
+            try:
+                _write(path, saved)
+            except OSError as error:
+                self._save_error = error
+                self.counters["failed_saves"] += 1
+
         if self.asynchronous:
-            self._saver = threading.Thread(target=_write, args=(path, saved))
+            self._saver = threading.Thread(target=write)
             self._saver.start()
         else:
-            _write(path, saved)
+            write()
 
     def finish(self) -> None:
-        """Waits for an update or a write that is still running (asynchronous mode)."""
+        """Waits for an update or a write that is still running (asynchronous mode).
+
+        Raises:
+            OSError: the state could not be written to `save_path` since the last call.
+        """
+        self._settle()
+        error, self._save_error = self._save_error, None
+        if error is not None:
+            raise OSError(f"save_path: the state could not be written to {self.save_path} ({error})") from error
+
+    def _settle(self) -> None:
         if self._worker is not None:
             self._worker.join()
             self._collect()
@@ -207,7 +243,7 @@ class TestTimeAdapter:
     # -- episodes and files --------------------------------------------------------------------------------------------
     def reset(self) -> None:
         """Starts an episode: forgets everything under the episodic protocol, nothing under the continual one."""
-        self.finish()
+        self._settle()
         self.state = _copy(self._reset(self.state))
         if self.cfg.protocol == "episodic":
             self._tick = 0
@@ -225,7 +261,7 @@ class TestTimeAdapter:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs to continue with the same actions."""
-        self.finish()
+        self._settle()
         return self._snapshot()
 
     def _snapshot(self) -> dict[str, Any]:
@@ -240,8 +276,13 @@ class TestTimeAdapter:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Continues from `state_dict()`. Raises ValueError where it is of another checkpoint or configuration."""
-        self.finish()
+        """Continues from `state_dict()`. Raises ValueError where it is of another checkpoint or configuration, or not
+        finite."""
+        self._settle()
+        needed = ("state", "checkpoint", "config", "tick", "last_good", "counters")
+        missing = [k for k in needed if not isinstance(saved, dict) or k not in saved]
+        if missing:
+            raise ValueError(f"saved: expected what state_dict() gives, {', '.join(missing)} missing")
         if saved["checkpoint"] != self._digest:
             raise ValueError("saved: expected the state of an adapter with the same checkpoint, got one of another")
         mine, theirs = dataclasses.asdict(self.cfg), saved["config"]
@@ -251,17 +292,27 @@ class TestTimeAdapter:
         new, old = jax.tree.leaves(saved["state"]), jax.tree.leaves(self.state)
         if len(new) != len(old) or any(np.shape(a) != np.shape(b) for a, b in zip(new, old, strict=True)):
             raise ValueError("saved: expected arrays of this adapter's shapes, got others")
+        last_good = np.asarray(saved["last_good"], np.float32)
+        named = jax.tree_util.tree_flatten_with_path(saved["state"])[0]
+        checked = [x for path, x in named if not jax.tree_util.keystr(path).endswith(".score")]  # NaN: never drawn
+        if last_good.shape != self._last_good.shape or not all(np.isfinite(x).all() for x in (*checked, last_good)):
+            raise ValueError("saved: expected finite numbers, got NaN or infinity")
         self.state = _copy(saved["state"])
-        self._tick, self.counters = int(saved["tick"]), dict(saved["counters"])
-        self._last_good = np.asarray(saved["last_good"], np.float32).copy()
+        self._tick, self.counters = int(saved["tick"]), dict.fromkeys(self.counters, 0) | saved["counters"]
+        self._last_good = last_good.copy()
 
     def save(self, path: str | Path) -> Path:
         """`state_dict()` in a file, atomically."""
         return _write(Path(path), self.state_dict())
 
     def restore(self, path: str | Path) -> None:
-        """Continues from a file of `save`."""
-        state, extra = storage.load_tree(Path(path), self.state)
+        """Continues from a file of `save`. Raises ValueError where it is no whole file of this adapter's."""
+        try:
+            state, extra = storage.load_tree(Path(path), self.state)
+        except FileNotFoundError:
+            raise
+        except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+            raise ValueError(f"path: expected a whole file that `save` wrote, got {path} ({error})") from error
         self.load_state_dict({"state": state, **extra})
 
 

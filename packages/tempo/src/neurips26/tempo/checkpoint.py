@@ -19,6 +19,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
+from neurips26.shared.arrays import check_int
+
 from . import networks, storage
 from .adaptation import TTA, TTAConfig, TTAState, make_tta
 from .distributions import Categorical, Gaussian, Scalar, support
@@ -278,6 +280,8 @@ def untrained(robot: str, arch: str = "mlp", seed: int = 0, width: int = 64) -> 
     """A checkpoint with random weights: to try a robot, a network or an installation before anything is trained."""
     if robot not in SIZES:
         raise CheckpointError(f"robot: expected one of {', '.join(SIZES)}, got {robot!r}")
+    check_int(seed, "seed", minimum=0)
+    check_int(width, "width", minimum=1)
     d, nu, _ = SIZES[robot]
     critic_arch = "mlp_ln" if arch.startswith("mlp") else arch
     meta = Meta(robot=robot, arch=arch, critic_arch=critic_arch, status="untrained", q_scale=0.1, card={"seed": seed})
@@ -294,6 +298,8 @@ def load(name: str | Path) -> Checkpoint:
     Raises:
         CheckpointError: the file is truncated, its digest or a field is wrong; nothing half-loaded is returned.
     """
+    if not isinstance(name, str | Path):
+        raise TypeError(f"name: expected the name of a checkpoint or a file, got {name!r}")
     path = available().get(str(name), Path(name))
     if not path.is_file():
         raise FileNotFoundError(f"name: expected one of {', '.join(available()) or '(none)'} or a file, got {name!r}")

@@ -61,6 +61,10 @@ class ScoreMemory:
         check_int(self.beta_steps, "beta_steps", minimum=1)
         check_choice(self.eviction, "eviction", ("fifo", "easiest"))
         check_int(self.recent_min, "recent_min", minimum=0)
+        if self.eviction == "easiest" and self.recent_min >= self.capacity:
+            raise ValueError(
+                f"recent_min: expected less than the capacity {self.capacity}, got {self.recent_min}: nothing else is left"
+            )
 
     def empty(self, obs_size: int) -> Memory:
         """Empty."""

@@ -69,7 +69,7 @@ class Runtime:
         if not self.seeds:
             raise ValueError("seeds: expected at least one seed, got none")
         self.robot, self.n, self.disturbance = robot, len(self.seeds), disturbance
-        self.shift = shift if shift is not None else shifts.Nominal()
+        self.shift = shifts.Nominal() if shift is None else shifts.check_shift(shift, "shift")
         self.nominal = assets.compile_model(robot, self.shift.terrain, meshes=meshes)
         self.model = self.shift.apply(self.nominal, 0)
         self.task = tasks.task_of(robot, self.model)
@@ -344,20 +344,21 @@ def make(
     """An environment by Playground's name, e.g. "Go1JoystickFlatTerrain".
 
     Args:
-        name: Go1, Go2 or G1, then JoystickFlatTerrain or JoystickRoughTerrain (rough ground of 0.05 m unless `shift`
-            says otherwise).
+        name: Go1, Go2 or G1, then JoystickFlatTerrain or JoystickRoughTerrain: rough ground of 0.05 m beside `shift`,
+            unless that has a rough ground of its own.
         shift: a condition from `shifts` (backend "mujoco" only).
         backend: "mujoco" (C, `JoystickEnv`, or `Runtime` for num_envs > 1), "envpool" (vectorised C++, Go1 and G1),
-            or "mjx"
-            (Playground's own environment, a functional one for a GPU; Go1 and G1).
+            or "mjx" (Playground's own environment, a functional one for a GPU; Go1 and G1).
     """
     check_choice(backend, "backend", ("mujoco", "envpool", "mjx"))
     names = {f"{r.capitalize()}Joystick{t}Terrain": (r, t.lower()) for r in assets.ROBOTS for t in ("Flat", "Rough")}
     robot, terrain = names[check_choice(name, "name", names)]
     if backend == "mujoco":
-        if terrain == "rough" and shift is None:
-            shift = shifts.RoughTerrain(0.05)
-        if num_envs == 1:
+        if shift is not None:
+            shifts.check_shift(shift, "shift")
+        if terrain == "rough":
+            shift = _on_rough_ground(shift)
+        if check_int(num_envs, "num_envs", minimum=1) == 1:
             return JoystickEnv(robot, shift=shift, seed=seed, **options)
         return Runtime(robot, range(seed, seed + num_envs), shift=shift, **options)
     if shift is not None:
@@ -369,6 +370,21 @@ def make(
 
         return envpool_envs(name, num_envs, options.pop("num_threads", 1), seed, **options)
     return _make_mjx(name, **options)
+
+
+def _on_rough_ground(shift: shifts.Shift | None) -> shifts.Shift:
+    """`shift` on Playground's rough ground, unless it brings its own."""
+    ground = shifts.RoughTerrain(0.05)
+    if shift is None or isinstance(shift, shifts.Nominal):
+        return ground
+    if shift.terrain == "rough":
+        return shift
+    if isinstance(shift, shifts.Scheduled):
+        raise ValueError(
+            "shift: expected a schedule that has the rough ground in it, Scheduled(Combined((RoughTerrain(...), ...))); "
+            "on flat ground any schedule runs"
+        )
+    return shifts.Combined((ground, *(shift.parts if isinstance(shift, shifts.Combined) else (shift,))))
 
 
 def _make_mjx(name: str, impl: str = "auto", **overrides: Any) -> Any:

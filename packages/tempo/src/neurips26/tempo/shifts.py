@@ -14,7 +14,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from neurips26.shared.arrays import check_choice, check_int, check_real
+from neurips26.shared.arrays import check_array, check_choice, check_int, check_real
 
 __all__ = [
     "SEVERITIES",
@@ -64,6 +64,13 @@ class Shift:
     def observer(self, task: Any, n: int) -> Observer:
         """The sensors of n robots under this shift."""
         return Observer(task, n)
+
+
+def check_shift(value: Any, name: str) -> Shift:
+    """`value` if it is a shift; its name or its class is not one."""
+    if not isinstance(value, Shift):
+        raise TypeError(f"{name}: expected a shift such as Payload(4.0), got {value!r}")
+    return value
 
 
 _TOUCHED = ("geom_friction", "pair_friction", "body_mass", "body_ipos", "body_iquat", "body_inertia", "hfield_size")
@@ -132,6 +139,8 @@ class Payload(Shift):
         check_choice(self.on, "on", ("trunk", "calf"))
         if self.at is None:
             object.__setattr__(self, "at", (0.1, 0.05, 0.08) if self.on == "trunk" else (0.0, 0.0, -0.1))
+        at = check_array(self.at, "at", shape=(3,), dtype=float)
+        object.__setattr__(self, "at", tuple(at.tolist()))
 
     def _change(self, model: mujoco.MjModel, fraction: float) -> None:
         names = ("trunk", "base", "torso_link") if self.on == "trunk" else ("FR_calf", "right_knee_link")
@@ -233,13 +242,18 @@ class _WorseSensors(Observer):
 
 @dataclass(frozen=True)
 class Combined(Shift):
-    """Several shifts at once, e.g. rough ground and worse sensors, at most one of each kind; to schedule them, schedule
-    the combination."""
+    """Several shifts at once, e.g. rough ground and worse sensors, at most one of each kind (payloads: one a body); to
+    schedule them, schedule the combination."""
 
     parts: tuple[Shift, ...]
 
     def __post_init__(self) -> None:
-        kinds = [type(p).__name__ for p in self.parts]
+        if not isinstance(self.parts, tuple | list) or not self.parts:
+            raise ValueError(f"parts: expected a tuple of shifts, got {self.parts!r}")
+        for part in self.parts:
+            check_shift(part, "parts")
+        object.__setattr__(self, "parts", tuple(self.parts))
+        kinds = [f"{type(p).__name__} on {p.on}" if isinstance(p, Payload) else type(p).__name__ for p in self.parts]
         if len(set(kinds)) < len(kinds) or any(isinstance(p, Combined | Scheduled) for p in self.parts):
             raise ValueError(
                 "parts: expected one plain shift of each kind at most (a schedule goes around the combination), got "
@@ -269,6 +283,7 @@ class Scheduled(Shift):
     ramp: float = 0.0
 
     def __post_init__(self) -> None:
+        check_shift(self.shift, "shift")
         if isinstance(self.shift, Scheduled):
             raise ValueError("shift: expected a shift without a schedule of its own, got Scheduled")
         check_real(self.onset, "onset", minimum=0.0)
@@ -332,11 +347,10 @@ SHIFTS = ("terrain", "friction", "payload", "sensing")
 
 def of_severity(robot: str, name: str, severity: int) -> Shift:
     """The shift `name` ("nominal", "terrain", "friction", "payload", "sensing", "calf") at severity 1, 2 or 3."""
-    if name == "nominal":
-        return Nominal()
-    table = SEVERITIES["humanoid" if robot == "g1" else "quadruped"]
+    table = SEVERITIES["humanoid" if check_choice(robot, "robot", ("go1", "go2", "g1")) == "g1" else "quadruped"]
     check_choice(name, "shift", ("nominal", *table))
-    return table[name][check_int(severity, "severity", minimum=1, maximum=3) - 1]
+    check_int(severity, "severity", minimum=1, maximum=3)
+    return Nominal() if name == "nominal" else table[name][severity - 1]
 
 
 def describe(shift: Shift) -> str:

@@ -13,13 +13,17 @@ import numpy as np
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Atomic write."""
+    """Atomic write; nothing is left behind where it fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with open(temporary, "wb") as handle:
-        handle.write(data)
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def save_tree(path: Path, tree: Any, extra: dict[str, Any] | None = None) -> None:
@@ -33,7 +37,7 @@ def save_tree(path: Path, tree: Any, extra: dict[str, Any] | None = None) -> Non
 def load_tree(path: Path, like: Any) -> tuple[Any, dict[str, Any]]:
     """Reads what `save_tree` wrote into the structure of `like`; ValueError when a leaf is missing or has another
     shape."""
-    with np.load(path, allow_pickle=False) as file:
+    with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as file:
         extra = json.loads(file["__extra__"].tobytes())
         flat, structure = jax.tree_util.tree_flatten_with_path(like)
         leaves = []
