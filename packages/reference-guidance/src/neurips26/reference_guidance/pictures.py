@@ -170,5 +170,8 @@ def spg_sheet(path: Path, case: Any, attribute: str, seed: int) -> None:
     for kind in (kinds[0], kinds[-1]):
         bank = ReferenceBank.from_latents(case.unseen.images[case.unseen.where(**{attribute: kind})])
         x = spg_experiments.samples(model, noise, bank.latents)
-        rows += [(f"{attribute} {kind}", x), ("nearest reference", bank.latents[bank.nearest(x)[0]])]
+        rows += [
+            (f"set of one {attribute}: {case.names[attribute][kind]}", x),
+            ("nearest reference", bank.latents[bank.nearest(x)[0]]),
+        ]
     contact_sheet(path, rows, "one generator, one set of noises, three sets")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from neurips26.reference_guidance.animals import photographs_and_judge
+from neurips26.reference_guidance.animals import SPECIES, photographs_and_judge
 from neurips26.reference_guidance.bank import ReferenceBank
 from neurips26.reference_guidance.baselines import CHOSEN
 from neurips26.reference_guidance.control import draw_noise, pick, trusted
@@ -22,7 +22,7 @@ from neurips26.reference_guidance.face_experiments import faces_and_judges
 from neurips26.reference_guidance.metrics import Judge, copy_distance, frechet_distance, kernel_distance
 from neurips26.reference_guidance.spg import SPG, DiTMean, SPGConfig, euler_sample
 from neurips26.reference_guidance.spg_train import SPGTrainer, TrainConfig
-from neurips26.reference_guidance.toys import Split, digits, faces, photographs, split
+from neurips26.reference_guidance.toys import LAYOUTS, STYLES, TINTS, Split, digits, faces, photographs, split
 
 __all__ = ["SPG_RATES", "Case", "animal_case", "digit_case", "face_case", "quality", "samples", "swapped"]
 __all__ += ["train_small", "trained", "tuning_score"]
@@ -44,6 +44,7 @@ class Case:
         train: training images.
         unseen: images that neither model has seen: sets of one kind are made of them.
         judges: by attribute; sets share one of its values.
+        names: of those values, for pictures.
         features: a network whose features give a second distance.
         mixed: size of the set that samples are drawn under, made of training images of all kinds; 0 for all of them.
         each: samples under every set of one kind.
@@ -56,6 +57,7 @@ class Case:
     train: Split
     unseen: Split
     judges: dict[str, Judge]
+    names: dict[str, tuple[str, ...]]
     features: nn.Module | None = None
     mixed: int = 0
     each: int = 40
@@ -74,7 +76,16 @@ class Case:
 def digit_case() -> Case:
     """8x8 digits in four patches of 16 numbers; sets of one digit."""
     train, test = split(digits(), 0.3, 4)
-    return Case("digits", SPGConfig(1, 8, 8, 4, 64, 3, 4, 1, 64), 800, 0, train, test, {"digit": digit_judge()})
+    return Case(
+        "digits",
+        SPGConfig(1, 8, 8, 4, 64, 3, 4, 1, 64),
+        800,
+        0,
+        train,
+        test,
+        {"digit": digit_judge()},
+        {"digit": tuple("0123456789")},
+    )
 
 
 #: 16x16 colour images in sixteen patches of 48 numbers.
@@ -88,14 +99,27 @@ def face_case(path: Path) -> Case:
     known = every.labels["person"] < 30
     train, unseen = every.take(known.nonzero().flatten()), every.take((~known).nonzero().flatten())
     judges = {name: trusted(faces_and_judges(path)[2][name], name) for name in ("tint", "style", "layout")}
-    return Case("faces", COLOUR, 400, 256, train, unseen, judges, mixed=500, each=100)
+    names = {"tint": tuple(TINTS), "style": STYLES, "layout": LAYOUTS}
+    return Case("faces", COLOUR, 400, 256, train, unseen, judges, names, mixed=500, each=100)
 
 
 @cache
 def animal_case(path: Path) -> Case:
     """Cats and dogs; sets of one species from photographs that neither the models nor the judge have seen."""
     train, test, judge = photographs_and_judge(path)
-    return Case("animals", COLOUR, 400, 256, train, test, {"species": judge}, judge.body, mixed=500, each=300)
+    return Case(
+        "animals",
+        COLOUR,
+        400,
+        256,
+        train,
+        test,
+        {"species": judge},
+        {"species": SPECIES},
+        judge.body,
+        mixed=500,
+        each=300,
+    )
 
 
 def train_small(case: Case, kind: str, rate: float, seed: int, steps: int) -> SPG | DiTMean:
