@@ -96,11 +96,16 @@ def test_bad_guidance():
         ({"chunk": 0}, "chunk: expected an integer >= 1, got 0"), ({"region": torch.tensor([0.5, 2.0])}, "region: expected"),
         ({"region": torch.tensor([0.5, float("nan")])}, "region: expected weights in"),
         ({"bank": []}, "bank: expected a bank, or one a sample, got an empty list"),
+        ({"region": torch.ones(2), "mode": "released"}, "region: expected none with mode 'released'"),
+        ({"region": torch.ones(0)}, "region: expected weights in"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=said):
             ReferenceMeanGuidance(**{"bank": bank()} | wrong)
     with pytest.warns(UserWarning, match="topk: 99 is more than the 4"):
         assert ReferenceMeanGuidance(bank(), topk=99).topk == 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ReferenceMeanGuidance(bank(2)).topk == 2  # the default asks for no more than there is
 
 
 @pytest.mark.bad_input
@@ -110,6 +115,7 @@ def test_guidance_of_the_wrong_kind():
         ({"bank": torch.zeros(2, 3)}, "bank: expected a ReferenceBank or a list of them, got Tensor"),
         ({"bank": [torch.zeros(2, 3)]}, "got a list with Tensor"), ({"schedule": 3.0}, "schedule: expected a name or"),
         ({"strength": "0.5"}, "strength: expected a number, got '0.5'"), ({"topk": 2.5}, "topk: expected an integer"),
+        ({"region": [1.0]}, "region: expected a tensor of weights, got list"),
     ):  # fmt: skip
         with pytest.raises(TypeError, match=said):
             ReferenceMeanGuidance(**{"bank": bank()} | wrong)
@@ -121,6 +127,8 @@ def test_guidance_of_the_wrong_kind():
 def test_extrapolation_is_allowed_with_a_note():
     with pytest.warns(ExtrapolationWarning, match=r"strength: 2 lets beta exceed 1 \(quadratic schedule\)"):
         g = ReferenceMeanGuidance(bank(), strength=2.0)
+    with pytest.warns(ExtrapolationWarning, match="strength: -0.5 is negative"):
+        ReferenceMeanGuidance(bank(), strength=-0.5)
     assert g.strength == 2.0 and g.settings()["note"].startswith("strength: 2")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -280,3 +288,120 @@ def test_nearest_is_the_same_in_blocks(monkeypatch):
     monkeypatch.setattr(module, "_NEAREST_BLOCK", 12)
     blocks = one.nearest(x)
     assert torch.equal(whole[0], blocks[0]) and torch.equal(whole[1], blocks[1])
+
+
+def test_banks_of_another_grid_are_not_mixed():
+    wide = bank(grid=(1, 3), size=(2, 6))
+    tall = bank(grid=(3, 1), size=(6, 2))
+    for join in (wide.concat, lambda other: wide.mix(other, 0.5)):
+        with pytest.raises(
+            BankMismatchError, match=r"other: expected a bank with the latent grid \(1, 3\), got \(3, 1\)"
+        ):
+            join(tall)
+    wide.check_size(2, 6)
+    with pytest.raises(BankMismatchError, match="made for pictures of 2x6 .height x width., asked for 6x2"):
+        wide.check_size(6, 2)
+
+
+def test_a_share_that_rounds_to_none_is_told():
+    with pytest.warns(UserWarning, match="fraction: 0.05 of 4 references rounds to none of other"):
+        assert len(bank().mix(bank(seed=1), 0.05)) == 4
+    with pytest.warns(UserWarning, match="fraction: 0.95 of 4 references rounds to none of self"):
+        bank().mix(bank(seed=1), 0.95)
+
+
+@pytest.mark.bad_input
+def test_what_to_keep_is_checked():
+    one = bank(labels=["a", "b", "a", "c"])
+    for keep, said in (
+        ([True, False, True], "keep: expected 4 booleans, one a reference, got .3,."), ([0.9, 1.9], "keep: expected indices"),
+        ([4], "keep: expected indices of 4 references, got .4."), (torch.zeros(1, 1, dtype=torch.long), "keep: expected"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=said):
+            one.subset(keep)
+    with pytest.raises(EmptyBankError, match=r"keep: expected one of the labels \['a', 'b', 'c'\], got 'z'"):
+        one.subset("z")
+    with pytest.raises(EmptyBankError, match="at least one reference to be left"):
+        one.subset([])
+    assert one.subset([-1]).labels == ["c"]
+
+
+@pytest.mark.bad_input
+def test_what_a_bank_is_made_of_is_checked(tmp_path):
+    x = bank().latents
+    listed = ReferenceBank.from_latents(
+        x, weights=[1.0, 2.0, 3.0, 4.0], labels=np.array([1, 1, 2, 2]), names=[tmp_path] * 4
+    )
+    assert ReferenceBank.load(listed.save(tmp_path / "b.safetensors")).labels == ["1", "1", "2", "2"]
+    assert len(listed.subset("1")) == 2
+    with pytest.raises(TypeError, match="labels: expected a list of texts, one a reference, got one string"):
+        ReferenceBank.from_latents(x, labels="abcd")
+    with pytest.raises(TypeError, match="other: expected a ReferenceBank, got dict"):
+        listed.concat({})
+    with pytest.raises(TypeError, match="latents: expected a tensor"):
+        ReferenceBank([[1.0]])
+    with pytest.raises(IsADirectoryError, match="bank: expected a file to write, got the folder"):
+        listed.save(tmp_path)
+    with pytest.raises(BankCorruptError, match="a folder, not a safetensors file"):
+        ReferenceBank.load(tmp_path)
+    with pytest.raises(ValueError, match="x: expected finite numbers, got nan"):
+        listed.nearest(torch.full((1, 3, 2), float("nan")))
+    with pytest.raises(TypeError, match="prompts: expected a list of prompts, got one string"):
+        ReferenceBank.from_prompts(tiny_pipeline("sd3"), "a cat", 0, 32, 32)
+
+
+@pytest.mark.bad_input
+def test_images_of_the_wrong_kind():
+    pipe = tiny_pipeline("sd3")
+    for one in (np.zeros((80, 120, 3), dtype=np.uint8), Image.new("RGB", (8, 8)), torch.zeros(3, 8, 8), None):
+        with pytest.raises(TypeError, match="images: expected a folder or a list of images, got one"):
+            ReferenceBank.from_images(pipe, one, 32, 32)
+    for shape in ((3, 8, 9), (8, 8, 1), (8, 8, 5), (0, 4, 3)):
+        with pytest.raises(ImageError, match="expected uint8 or float pixels"):
+            open_image(np.zeros(shape, dtype=np.uint8))
+
+
+def test_weights_and_labels_are_in_the_checksum(tmp_path):
+    path = bank(weights=torch.tensor([1.0, 2, 3, 4])).save(tmp_path / "b.safetensors")
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    with safe_open(path, framework="pt") as file:
+        meta, tensors = file.metadata(), {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118  not a dict
+    for other in (tensors | {"weights": tensors["weights"].flip(0)}, tensors):
+        changed = meta if other is not tensors else meta | {"header": meta["header"].replace('"2"', '"x"')}
+        save_file(other, path, metadata=changed)
+        with pytest.raises(BankCorruptError, match="does not match its checksum"):
+            ReferenceBank.load(path)
+    assert ReferenceBank.load(path, verify=False).names == ["0", "1", "x", "3"]
+
+
+def test_other_files_are_listed_and_large_or_damaged_ones_do_not_stop_a_build(tmp_path, monkeypatch):
+    pipe = tiny_pipeline("sd3")
+    (tmp_path / "in").mkdir()
+    for name in ("a.png", "b.gif", "large.png"):
+        Image.new("RGB", (40, 30 if name != "large.png" else 90), (90, 10, 20)).save(tmp_path / "in" / name)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1500)
+    made = ReferenceBank.from_images(pipe, tmp_path / "in", 32, 32, on_error="skip", cache=tmp_path / "parts")
+    assert made.names == ["a.png"]
+    assert [s["name"].rsplit("/")[-1] for s in made.provenance["skipped"]] == ["large.png", "b.gif"]
+    assert (
+        "exceeds limit" in made.provenance["skipped"][0]["error"] and ".webp" in made.provenance["skipped"][1]["error"]
+    )
+    (part,) = (tmp_path / "parts").iterdir()
+    part.write_bytes(part.read_bytes()[:20])  # a disk that was full
+    again = ReferenceBank.from_images(pipe, tmp_path / "in", 32, 32, on_error="skip", cache=tmp_path / "parts")
+    assert torch.equal(again.latents, made.latents)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(EmptyBankError, match=r"at least one readable image \(\.bmp, .*\), got 0 of which 0"):
+        ReferenceBank.from_images(pipe, tmp_path / "none", 32, 32)
+    with pytest.raises(NotADirectoryError, match="images: expected a folder of images, got .*absent"):
+        ReferenceBank.from_images(pipe, tmp_path / "absent", 32, 32)
+
+
+def test_half_precision_is_the_same_latent_space():
+    images = [np.full((32, 32, 3), 0.4)]
+    made = ReferenceBank.from_images(tiny_pipeline("sd3"), images, 32, 32)
+    half = tiny_pipeline("sd3")
+    half.vae.to(torch.bfloat16)
+    made.check_pipe(half)

@@ -20,6 +20,7 @@ from neurips26.reference_guidance import (
     guide,
     guided_scheduler,
     reference_mean,
+    register_layout,
 )
 from neurips26.reference_guidance.layouts import layout_for
 from neurips26.reference_guidance.tiny import TINY, tiny_call, tiny_pipeline
@@ -347,6 +348,29 @@ def test_qwen_image_encodes_and_packs_as_its_own_image_to_image():
         torch.testing.assert_close(again, vae.decode(mode, return_dict=False)[0][:, :, 0], rtol=1e-4, atol=1e-4)
 
 
+def test_a_bank_of_another_orientation_is_refused():
+    for name in ("flux2-klein", "flux"):
+        pipe = tiny_pipeline(name)
+        bank = ReferenceBank.from_images(pipe, [torch.rand(32, 48, 3).numpy()], 32, 48)
+        with guide(pipe, ReferenceMeanGuidance(bank)):
+            pipe(**tiny_call(name, height=35, width=50))  # the pipeline rounds it to 32x48
+            with pytest.raises(BankMismatchError, match="made for pictures of 32x48 .height x width., asked for 48x32"):
+                pipe(**tiny_call(name, height=48, width=32))
+        assert "prepare_latents" not in vars(pipe)
+        pipe(**tiny_call(name, height=48, width=32))
+
+
+def test_a_scheduler_replaced_inside_is_told():
+    pipe = tiny_pipeline("sd3")
+    own, bank = pipe.scheduler, some_bank((4, 16, 24))
+    with (
+        pytest.warns(UserWarning, match="its scheduler was replaced inside guide"),
+        guide(pipe, ReferenceMeanGuidance(bank)),
+    ):
+        pipe.scheduler = FlowMatchEulerDiscreteScheduler.from_config(pipe.scheduler.config)
+    assert pipe.scheduler is own
+
+
 def test_bf16_latents_keep_their_dtype():
     bank = some_bank((4, 3), m=1)
     g = ReferenceMeanGuidance(bank, strength=1.0, schedule="constant", window=(0.0, 1.0))
@@ -404,6 +428,10 @@ def test_guide_of_the_wrong_kind():
     with pytest.raises(TypeError, match="guidance: expected a ReferenceMeanGuidance, got ReferenceBank"):
         with guide(tiny_pipeline("sd3"), some_bank((4, 3))):
             pass
+    with pytest.raises(TypeError, match="guidance: expected a ReferenceMeanGuidance, got str"):
+        guided_scheduler(FlowMatchEulerDiscreteScheduler(), "x")
+    with pytest.raises(TypeError, match="layout: expected a Layout, got NoneType"):
+        register_layout("Mine", None)
     with pytest.raises(TypeError, match="pipe: expected a diffusers pipeline with a scheduler, got str"):
         with guide("tiny:sd3", ReferenceMeanGuidance(some_bank((4, 3)))):
             pass

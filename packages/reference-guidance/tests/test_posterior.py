@@ -260,6 +260,26 @@ def test_velocity_of_torchcfm():
     torch.testing.assert_close(LinearBridge().velocity_from_mean(mu, x, t), theirs, atol=1e-5, rtol=0)
 
 
+@pytest.mark.bad_input
+def test_input_of_the_wrong_kind():
+    refs, x = random(6, 5), random(3, 5)
+    for wrong, said in (
+        ({"x": x.long()}, "x: expected floats .n, ...., got torch.int64"), ({"refs": refs[0]}, "refs: expected floats"),
+        ({"norms": torch.zeros(1)}, "norms: expected 6 numbers"), ({"log_prior": torch.zeros(1)}, "log_prior: expected 6"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=said):
+            reference_mean(**{"x": x, "refs": refs, "t": 0.5} | wrong)
+    for wrong, said in (
+        ({"x": x.numpy()}, "x: expected a tensor, got ndarray"), ({"log_prior": [0.0] * 6}, "log_prior: expected a tensor"),
+        ({"mask": torch.ones(6, dtype=torch.long)}, "mask: expected a tensor of booleans, got torch.int64"),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=said):
+            reference_mean(**{"x": x, "refs": refs, "t": 0.5} | wrong)
+    for sigma in (0.0, math.nan, torch.tensor([0.5, 0.0, 0.5])):
+        with pytest.raises(ValueError, match="sigma: expected noise levels above 0"):
+            velocity_from_mean(x, x, sigma)
+
+
 def test_norms():
     refs = random(7, 3, 2)
     np.testing.assert_allclose(squared_norms(refs, 2), refs.flatten(1).square().sum(1))

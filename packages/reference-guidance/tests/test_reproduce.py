@@ -61,6 +61,10 @@ def test_released_experiment_runs_in_small_and_continues(pipe, tmp_path):
     assert reproduce.run_released("pink-elephant", pipe, tmp_path, **how) == found
     assert (tmp_path / row["picture"]).stat().st_mtime_ns == written
     assert row["settings"]["seed"] == 130  # theirs is the seed plus 7
+    (tmp_path / row["picture"]).unlink()  # what is gone is made again
+    assert (
+        reproduce.run_released("pink-elephant", pipe, tmp_path, **how) == found and (tmp_path / row["picture"]).exists()
+    )
     with pytest.raises(ValueError, match=r"other settings \(seed\)"):
         reproduce.run_released("pink-elephant", pipe, tmp_path, size=32, steps=3, references=2, seed=7)
 
@@ -100,6 +104,14 @@ def test_the_unguided_picture_is_that_of_the_same_prompt_and_noise(pipe, tmp_pat
         run_grid(pipe, grid_row(bank.with_weights([1.0, 2.0, 1.0])), [{}], tmp_path)
     with pytest.raises(ValueError, match="other settings"):
         run_grid(pipe, grid_row(bank, call={"prompt": "a dog"}), [{}], tmp_path)
+    words = next(pipe.text_encoder.parameters()).data
+    words.mul_(-1.3)
+    with pytest.raises(ValueError, match=r"other settings \(pipe\)"):  # the text encoder is the model's as well
+        run_grid(pipe, other, [{"strength": 0.5}], tmp_path)
+    words.div_(-1.3)
+    (tmp_path / "strength-0.5.json").write_text("[]")
+    with pytest.raises(ValueError, match="strength-0.5.json is damaged; delete it"):
+        run_grid(pipe, other, [{"strength": 0.5}], tmp_path)
 
 
 def test_command_line(folder, tmp_path, capsys):
@@ -142,13 +154,27 @@ def test_wrong_arguments_are_told_in_one_line(tmp_path, monkeypatch, capsys):
     ReferenceBank.from_latents(torch.zeros(3, 4, 5)).save("bare.safetensors")
     draw = ["generate", "--pipe", "tiny:sd3", "--out", "o", "--bank"]
     for call, said in (
-        (["bank-build", "--pipe", "tiny:sd3", "--images", "img/0.png", "--out", "c.safetensors"], "Not a directory"),
+        (
+            ["bank-build", "--pipe", "tiny:sd3", "--images", "img/0.png", "--out", "c.safetensors"],
+            "images: expected a folder of images",
+        ),
         (["bank-mix", "--first", "b.safetensors", "--second", "bare.safetensors", "--out", "m"], "the same VAE"),
         (["bank-info", "--bank", "img"], "not a safetensors file"),
+        (["bank-info", "--bank", "absent"], "bank: no such file: absent"),
+        ([*draw, "b.safetensors", "--prompt", "a cat"], "prompt: expected none with 'tiny:sd3'"),
+        ([*draw, "b.safetensors", "--guidance-scale", "nan"], "guidance-scale: expected a"),
+        ([*draw, "b.safetensors", "--seed", "99999999999999999999999"], "seed: expected an integer"),
+        ([*draw, "b.safetensors", "--device", "meta"], "device: expected cpu, cuda"),
+        (
+            ["generate", "--pipe", "tiny:foo", "--out", "o", "--bank", "b.safetensors"],
+            "pipe: expected one of 'tiny:flux2-klein'",
+        ),
+        (["sweep", *draw[1:], "b.safetensors", "--sizes", "20"], "sizes: expected an integer >= 0 and <= 1, got 20"),
+        (["sweep", *draw[1:], "b.safetensors", "--strengths"], "strengths: expected at least one, got none"),
         ([*draw, "bare.safetensors"], "bank: bare.safetensors does not know the size"),
         ([*draw, "b.safetensors", "--steps", "0"], "steps: expected an integer >= 1, got 0"),
         ([*draw, "b.safetensors", "--device", "tpu"], "device: expected cpu, cuda"),
-        (["sweep", *draw[1:], "b.safetensors", "--sizes", "-1"], "sizes: expected an integer >= 0, got -1"),
+        (["sweep", *draw[1:], "b.safetensors", "--sizes", "-1"], "sizes: expected an integer >= 0 and <= 1, got -1"),
         (["reproduce", "pink-elephant", "--pipe", "tiny:sd3"], "pipe: expected one that takes prompts"),
         (["spg-train", "--out", "t", "--steps", "0"], "steps: expected an integer >= 1, got 0"),
         (["spg-sample", "--model", "none", "--bank", "b.safetensors", "--out", "x"], "model: expected a folder"),

@@ -55,6 +55,9 @@ def run_afhq(
         by set the folder of its pictures, FID, KID and LPIPS diversity, and the nearest references of its first samples.
     """
     how = afhq(name) | {k: v for k, v in smaller.items() if v}
+    for species in ("cat", "dog"):
+        if not list_images(Path(images) / species):
+            raise ValueError(f"images: expected photographs in {Path(images) / species}, got none")
     space = LatentSpace(_vae(how["vae"]).to(device).eval(), how["scaling"])
     banks = {species: _latents(space, Path(images) / species, out, how["side"]) for species in ("cat", "dog")}
     both = banks["cat"].concat(banks["dog"])

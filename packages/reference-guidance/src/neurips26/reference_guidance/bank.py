@@ -20,9 +20,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from neurips26.reference_guidance.errors import BankCorruptError, BankMismatchError, EmptyBankError, ImageError
-from neurips26.reference_guidance.images import fit_image, list_images, open_image, to_tensor_range
+from neurips26.reference_guidance.images import (
+    EXTENSIONS,
+    fit_image,
+    list_images,
+    open_image,
+    other_files,
+    to_tensor_range,
+)
 from neurips26.reference_guidance.layouts import layout_for
-from neurips26.reference_guidance.posterior import squared_norms
+from neurips26.reference_guidance.posterior import check_finite, squared_norms
 from neurips26.shared.arrays import check_choice, check_int, check_real
 
 __all__ = ["ReferenceBank"]
@@ -65,6 +72,8 @@ class ReferenceBank:
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.latents, Tensor):
+            raise TypeError(f"latents: expected a tensor (m, ...), got {type(self.latents).__name__}")
         m = self.latents.shape[0] if self.latents.ndim else 0
         if m == 0:
             raise EmptyBankError("latents: expected at least one reference, got 0")
@@ -73,11 +82,11 @@ class ReferenceBank:
         if self.weights is None:
             w = torch.full((m,), 1.0 / m, dtype=torch.float64)
         else:
-            w = self.weights.double()
+            w = torch.as_tensor(self.weights, dtype=torch.float64)
         if w.shape != (m,) or not torch.isfinite(w).all() or (w < 0).any() or w.sum() <= 0:
             raise ValueError(f"weights: expected {m} finite weights >= 0 with a positive sum, got {w.tolist()[:5]}")
-        found = {"weights": w / w.sum(), "labels": self.labels or [""] * m}
-        found["names"] = self.names or [str(i) for i in range(m)]
+        found = {"weights": w / w.sum(), "labels": _texts(self.labels, "labels") or [""] * m}
+        found["names"] = _texts(self.names, "names") or [str(i) for i in range(m)]
         for name, value in found.items():
             object.__setattr__(self, name, value)
         for name in ("labels", "names"):
@@ -166,18 +175,22 @@ class ReferenceBank:
             cache: folder for finished parts; an interrupted build continues there.
             progress: wraps the list of batches, e.g. with a progress bar.
         """
+        if isinstance(images, (Image.Image, np.ndarray, Tensor)) or not isinstance(images, (str, Path, Iterable)):
+            raise TypeError(f"images: expected a folder or a list of images, got one {type(images).__name__}")
         check_choice(on_error, "on_error", ("raise", "skip"))
         check_int(height, "height", minimum=1)
         check_int(width, "width", minimum=1)
         layout = layout_for(pipe)
+        others: list[Path] = []
         if isinstance(images, (str, Path)):
-            images = list_images(Path(images))
+            images, others = list_images(Path(images)), other_files(Path(images))
         sources = list(images)
         if labels is not None and len(labels) != len(sources):
             raise ValueError(f"labels: expected {len(sources)}, one an image, got {len(labels)}")
         multiple = 2 * getattr(pipe, "vae_scale_factor", 8)
         height, width = max(multiple, height // multiple * multiple), max(multiple, width // multiple * multiple)
         fitted, kept, skipped = _read(sources, height, width, fit, on_error)
+        skipped += [{"name": str(p), "error": f"not one of {', '.join(sorted(EXTENSIONS))}"} for p in others]
         names = [_name(sources[i], i) for i in kept]
         fingerprint = layout.fingerprint(pipe)
         spatial = _encode(pipe, layout, fitted, fingerprint, Path(cache) if cache else None, progress)
@@ -209,6 +222,8 @@ class ReferenceBank:
             call: further arguments of every call.
         """
         check_int(seed, "seed", minimum=0)
+        if isinstance(prompts, str):
+            raise TypeError("prompts: expected a list of prompts, got one string")
         if len(prompts) == 0:
             raise EmptyBankError("prompts: expected at least one prompt, got 0")
         device = getattr(pipe, "_execution_device", "cpu")
@@ -224,8 +239,10 @@ class ReferenceBank:
 
     # Keeping one --------------------------------------------------------------------------------------------------
     def save(self, path: str | Path) -> Path:
-        """Write ``path`` (safetensors, with a checksum of the latents in its header); atomic."""
+        """Write ``path`` (safetensors, with a checksum of all that it holds in its header); atomic."""
         path = Path(path)
+        if path.is_dir():
+            raise IsADirectoryError(f"bank: expected a file to write, got the folder {path}")
         path.parent.mkdir(parents=True, exist_ok=True)
         latents = self.latents.detach().cpu().contiguous()
         assert self.weights is not None
@@ -233,7 +250,8 @@ class ReferenceBank:
         if self.thumbnails is not None:
             tensors["thumbnails"] = self.thumbnails.contiguous()
         head = {n: getattr(self, n) for n in ("labels", "names", "fingerprint", "grid", "size", "provenance")}
-        meta = {"format": _FORMAT, "header": json.dumps(head), "sha256": _digest(latents)}
+        header = json.dumps(head)
+        meta = {"format": _FORMAT, "header": header, "sha256": _checksum(tensors, header)}
         partial = path.with_name(path.name + ".part")
         save_file(tensors, partial, metadata=meta)
         os.replace(partial, path)
@@ -252,12 +270,14 @@ class ReferenceBank:
                 if meta.get("format") != _FORMAT:
                     raise BankCorruptError(f"{path}: expected a reference bank ({_FORMAT}), got {meta.get('format')}")
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"bank: no such file: {path}") from error
         except (SafetensorError, OSError) as error:
-            if isinstance(error, FileNotFoundError):
-                raise
+            if Path(path).is_dir():
+                raise BankCorruptError(f"{path}: a folder, not a safetensors file") from error
             raise BankCorruptError(f"{path}: truncated or not a safetensors file ({error})") from error
-        if verify and _digest(tensors["latents"]) != meta["sha256"]:
-            raise BankCorruptError(f"{path}: the latents do not match their checksum; build the bank again")
+        if verify and _checksum(tensors, meta["header"]) != meta["sha256"]:
+            raise BankCorruptError(f"{path}: what it holds does not match its checksum; build the bank again")
         head = json.loads(meta["header"])
         for key in ("grid", "size"):
             head[key] = tuple(head[key]) if head[key] else None
@@ -274,9 +294,19 @@ class ReferenceBank:
     def subset(self, keep: Sequence[int] | Tensor | str) -> ReferenceBank:
         """References by index, boolean mask or label."""
         if isinstance(keep, str):
+            if keep not in self.labels:
+                raise EmptyBankError(f"keep: expected one of the labels {sorted(set(self.labels))}, got {keep!r}")
             keep = torch.tensor([label == keep for label in self.labels])
-        index = torch.as_tensor(keep)
-        index = index.nonzero().flatten() if index.dtype == torch.bool else index.long()
+        index = torch.as_tensor(keep) if len(keep) else torch.zeros(0, dtype=torch.long)
+        if index.dtype == torch.bool:
+            if index.shape != (len(self),):
+                raise ValueError(f"keep: expected {len(self)} booleans, one a reference, got {tuple(index.shape)}")
+            index = index.nonzero().flatten()
+        if index.ndim != 1 or index.is_floating_point() or index.is_complex():
+            raise ValueError(f"keep: expected indices or booleans, got {index.dtype} {tuple(index.shape)}")
+        if index.numel() and not -len(self) <= int(index.min()) <= int(index.max()) < len(self):
+            raise ValueError(f"keep: expected indices of {len(self)} references, got {index.tolist()[:5]}")
+        index = index.long()
         if index.numel() == 0:
             raise EmptyBankError("keep: expected at least one reference to be left, got 0")
         assert self.weights is not None
@@ -328,6 +358,12 @@ class ReferenceBank:
                 raise ValueError(
                     f"size: expected at most the references of each bank, got {wanted} of {len(bank)} ({name})"
                 )
+        if theirs in (0, size) and 0 < fraction < 1:
+            name = "other" if theirs == 0 else "self"
+            warnings.warn(
+                f"fraction: {fraction:g} of {size} references rounds to none of {name}; ask for more references",
+                stacklevel=2,
+            )
         if theirs == 0:
             return self.subset(range(size))  # type: ignore[arg-type]
         if theirs == size:
@@ -338,6 +374,9 @@ class ReferenceBank:
         """The bank at another resolution by bilinear interpolation of latents (warns: encoding anew is better)."""
         if self.grid is None or self.size is None:
             raise BankMismatchError("grid: this bank does not know its latent grid and cannot be resized")
+        check_int(height, "height", minimum=1)
+        check_int(width, "width", minimum=1)
+        self.check_pipe(pipe)
         factor = self.size[0] // self.grid[0]
         to = (height // factor, width // factor)
         if to == self.grid:
@@ -347,7 +386,7 @@ class ReferenceBank:
             stacklevel=2,
         )
         latents = layout_for(pipe).resize(self.latents, self.grid, to)
-        return replace(self, latents=latents, grid=to, size=(height, width))
+        return replace(self, latents=latents, grid=to, size=(to[0] * factor, to[1] * factor))
 
     # Guarding one -------------------------------------------------------------------------------------------------
     def check_pipe(self, pipe: Any) -> None:
@@ -358,7 +397,8 @@ class ReferenceBank:
         for key, value in self.fingerprint.items():
             if theirs.get(key) != value:
                 raise BankMismatchError(
-                    f"bank: made for {key} {value}, this pipeline has {theirs.get(key)}; build it again"
+                    f"bank: made for {key} {value}, this pipeline has {theirs.get(key)} (another model, or one in half "
+                    "precision); build it again"
                 )
 
     def check_latents(self, x: Tensor) -> None:
@@ -377,9 +417,21 @@ class ReferenceBank:
                 " (another resolution: bank.resized(pipe, height, width))"
             )
 
+    def check_size(self, height: int, width: int) -> None:
+        """Refuse a picture of another size: in packed latents 64x96 and 96x64 have one shape, but their tokens other places."""
+        if self.grid is None or self.size is None:
+            return
+        factor = self.size[0] // self.grid[0]
+        if (height // factor, width // factor) != self.grid:
+            raise BankMismatchError(
+                f"bank: made for pictures of {self.size[0]}x{self.size[1]} (height x width), asked for {height}x{width} "
+                "(another resolution: bank.resized(pipe, height, width))"
+            )
+
     def nearest(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Index of and root-mean-square distance to the nearest reference of every sample (the copy check)."""
         self.check_latents(x)
+        check_finite(x, "x")
         flat, rows = x.flatten(1).double(), max(1, _NEAREST_BLOCK // x[0].numel())
         index = torch.zeros(len(x), dtype=torch.long, device=x.device)
         least = torch.full((len(x),), torch.inf, dtype=torch.float64, device=x.device)
@@ -390,6 +442,10 @@ class ReferenceBank:
         return index, least / x[0].numel() ** 0.5
 
     def _same_space(self, other: ReferenceBank) -> None:
+        if not isinstance(other, ReferenceBank):
+            raise TypeError(f"other: expected a ReferenceBank, got {type(other).__name__}")
+        if self.grid != other.grid and None not in (self.grid, other.grid):
+            raise BankMismatchError(f"other: expected a bank with the latent grid {self.grid}, got {other.grid}")
         if self.latents.shape[1:] != other.latents.shape[1:] or self.fingerprint != other.fingerprint:
             raise BankMismatchError(
                 f"other: expected a bank of shape {tuple(self.latents.shape[1:])} and the same VAE, "
@@ -416,7 +472,10 @@ def _read(
             name = str(source) if isinstance(source, (str, Path)) else f"image {i}"
             skipped.append({"name": name, "error": str(error)})
     if not fitted:
-        raise EmptyBankError(f"images: expected at least one readable image, got {len(sources)} of which 0 readable")
+        raise EmptyBankError(
+            f"images: expected at least one readable image ({', '.join(sorted(EXTENSIONS))}), got {len(sources)} of which 0 "
+            "readable"
+        )
     return fitted, kept, skipped
 
 
@@ -434,9 +493,8 @@ def _encode(
         if cache is not None:
             key = hashlib.sha256(json.dumps(fingerprint).encode() + pixels.tobytes()).hexdigest()[:24]
             part = cache / f"part-{key}.safetensors"
-            if part.exists():
-                with safe_open(part, framework="pt") as file:
-                    done.append(file.get_tensor("latents"))
+            if (z := _finished_part(part)) is not None:
+                done.append(z)
                 continue
         device = getattr(pipe, "_execution_device", vae.device)
         z = layout.encode(pipe, torch.from_numpy(pixels).to(device, vae.dtype)).cpu()
@@ -447,6 +505,21 @@ def _encode(
             os.replace(partial, part)
         done.append(z)
     return torch.cat(done)
+
+
+def _finished_part(part: Path) -> Tensor | None:
+    """Latents of a batch that is done; ``None`` where there are none, or only a damaged file."""
+    try:
+        with safe_open(part, framework="pt") as file:
+            return file.get_tensor("latents")
+    except (SafetensorError, OSError):
+        return None
+
+
+def _texts(values: Any, name: str) -> list[str]:
+    if isinstance(values, str):
+        raise TypeError(f"{name}: expected a list of texts, one a reference, got one string")
+    return [str(v) for v in (values.tolist() if hasattr(values, "tolist") else values)]
 
 
 def _check_finite(latents: Tensor, names: Sequence[str] | None) -> None:
@@ -460,9 +533,15 @@ def _check_finite(latents: Tensor, names: Sequence[str] | None) -> None:
             )
 
 
+def _checksum(tensors: dict[str, Tensor], header: str) -> str:
+    """SHA-256 over all that a bank's file holds."""
+    parts = [f"{name}:{_digest(tensor)}" for name, tensor in sorted(tensors.items())]
+    return hashlib.sha256("\n".join([*parts, header]).encode()).hexdigest()
+
+
 def _digest(latents: Tensor) -> str:
     """SHA-256 over the rows, streamed: a mapped bank is never held in memory at once."""
     digest = hashlib.sha256(str((latents.dtype, tuple(latents.shape))).encode())
     for row in latents:
-        digest.update(row.contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(row.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -129,7 +129,13 @@ def endpoint_mean(x: Tensor, v: Tensor, sigma: Scalar) -> Tensor:
 
 
 def velocity_from_mean(mu: Tensor, x: Tensor, sigma: Scalar) -> Tensor:
-    """Diffusers' ``v = (x - mu) / sigma`` of an endpoint mean (``sigma > 0``)."""
+    """Diffusers' ``v = (x - mu) / sigma`` of an endpoint mean.
+
+    Raises:
+        ValueError: ``sigma`` is not above 0 everywhere.
+    """
+    if not bool((torch.as_tensor(sigma) > 0).all()):  # also refuses nan
+        raise ValueError(f"sigma: expected noise levels above 0, got {sigma}")
     return (x - mu) / _expand(sigma, x)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -35,12 +36,20 @@ class BankBuild:
         from neurips26.reference_guidance.reproduce import load_pipeline
         from neurips26.shared.progress import track
 
-        on_error = "skip" if self.skip_unreadable else "raise"
+        if not self.images.is_dir():
+            raise ValueError(f"images: expected a folder of images, got {str(self.images)!r}")
+        on_error, parts = "skip" if self.skip_unreadable else "raise", self.out.with_suffix(".parts")
         bank = ReferenceBank.from_images(
             load_pipeline(self.pipe), self.images, self.height, self.width, self.fit, on_error=on_error,
-            cache=self.out.with_suffix(".parts"), progress=lambda batches: track(batches, "encoding"),
+            cache=parts, progress=lambda batches: track(batches, "encoding"),
         )  # fmt: skip
-        return {"bank": str(bank.save(self.out)), "references": len(bank), "skipped": bank.provenance["skipped"]}
+        bank.save(self.out)
+        if parts.is_dir():  # they served a build that might be interrupted
+            for part in parts.glob("part-*"):
+                part.unlink()
+            if not any(parts.iterdir()):
+                parts.rmdir()
+        return {"bank": str(self.out), "references": len(bank), "skipped": bank.provenance["skipped"]}
 
 
 @dataclass(frozen=True)
@@ -75,19 +84,19 @@ class BankMix:
 
         first, second = ReferenceBank.load(self.first), ReferenceBank.load(self.second)
         bank = first.mix(second, self.fraction, self.size or None)
-        return {"bank": str(bank.save(self.out)), "references": len(bank)}
+        theirs = round(self.fraction * len(bank))
+        counts = {"of the first": len(bank) - theirs, "of the second": theirs}
+        return {"bank": str(bank.save(self.out)), "references": len(bank)} | counts
 
 
 @dataclass(frozen=True)
-class Generate:
-    """One picture without and one with the references, from the same noise, with what guidance did in every step."""
+class Drawing:
+    """What pictures of one bank have in common."""
 
     pipe: str
     bank: Path
     out: Path
     prompt: str = ""
-    strength: float = 0.5
-    schedule: Literal["quadratic", "bell", "constant"] = "quadratic"
     topk: int = 4
     mode: Literal["in_step", "released", "released_first"] = "in_step"
     steps: int = 50
@@ -98,13 +107,21 @@ class Generate:
     rivals: bool = False
     """Also draw what the references compete with: a copy, their plain average, and the pipeline's own use of pictures."""
 
+
+@dataclass(frozen=True)
+class Generate(Drawing):
+    """One picture without and one with the references, from the same noise, with what guidance did in every step."""
+
+    strength: float = 0.5
+    schedule: Literal["quadratic", "bell", "constant"] = "quadratic"
+
     def run(self) -> dict[str, Any]:
         """Generate; finished pictures are kept."""
-        return _grid(self, [{}])
+        return _grid(self, {"strength": self.strength, "schedule": self.schedule}, [{}])
 
 
 @dataclass(frozen=True)
-class Sweep(Generate):
+class Sweep(Drawing):
     """A picture for every combination of strengths, schedules and numbers of steps; finished pictures are kept."""
 
     strengths: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0)
@@ -120,7 +137,10 @@ class Sweep(Generate):
             "strength": self.strengths, "schedule": self.schedules, "steps": self.numbers_of_steps or (self.steps,),
             "references": self.sizes or (0,),
         }  # fmt: skip
-        return _grid(self, [dict(zip(values, row)) for row in itertools.product(*values.values())])
+        for name in ("strengths", "schedules"):
+            if not getattr(self, name):
+                raise ValueError(f"{name}: expected at least one, got none")
+        return _grid(self, {}, [dict(zip(values, row)) for row in itertools.product(*values.values())])
 
 
 @dataclass(frozen=True)
@@ -175,7 +195,6 @@ class Reproduce:
                 "(save_tiny_klein writes a tiny one that has)"
             )
         pipe = reproduce.load_pipeline(self.pipe or how["model"], dtype).to(self.device)
-        pipe.set_progress_bar_config(disable=True)
         return reproduce.run_released(
             self.name, pipe, self.out / self.name, size=self.size, steps=self.steps, references=self.references,
             with_rivals=self.rivals,
@@ -358,33 +377,38 @@ class Demo:
         return {"picture": str(path)}
 
 
-def _grid(how: Generate, grid: list[dict[str, Any]]) -> dict[str, Any]:
+def _grid(how: Drawing, common: dict[str, Any], grid: list[dict[str, Any]]) -> dict[str, Any]:
     """Pictures of a grid of settings under one bank."""
     from neurips26.reference_guidance.bank import ReferenceBank
     from neurips26.reference_guidance.grid import run_grid
     from neurips26.reference_guidance.reproduce import load_pipeline
-    from neurips26.shared.arrays import check_int
+    from neurips26.shared.arrays import check_int, check_real
 
     _check_device(how.device)
+    check_real(how.guidance_scale, "guidance-scale")
+    check_int(how.seed, "seed", minimum=0, maximum=2**63 - 1)
+    if how.pipe.startswith("tiny:") and how.prompt:
+        raise ValueError(
+            f"prompt: expected none with {how.pipe!r}, which has no text encoder (save_tiny_klein writes a tiny one that has)"
+        )
     bank = ReferenceBank.load(how.bank)
     if bank.size is None:
         raise ValueError(f"bank: {how.bank} does not know the size of its pictures; make it with bank-build")
     for row in grid:
         check_int(row.get("steps", how.steps), "steps", minimum=1)
-        check_int(row.get("references", 0), "sizes", minimum=0)
+        check_int(row.get("references", 0), "sizes", minimum=0, maximum=len(bank))
     pipe = load_pipeline(how.pipe).to(how.device)
     bank.check_pipe(pipe)
-    pipe.set_progress_bar_config(disable=True)
     height, width = bank.size
-    row: dict[str, Any] = {
-        "bank": bank, "strength": how.strength, "schedule": how.schedule, "window": (0.0, 0.95), "topk": how.topk,
-        "mode": how.mode, "steps": how.steps, "guidance_scale": how.guidance_scale, "prompt": how.prompt,
-        "seed": how.seed, "height": height, "width": width, "call": _embeddings(how.pipe),
+    row: dict[str, Any] = common | {
+        "bank": bank, "window": (0.0, 0.95), "topk": how.topk, "mode": how.mode, "steps": how.steps,
+        "guidance_scale": how.guidance_scale, "prompt": how.prompt, "seed": how.seed, "height": height, "width": width,
+        "call": _embeddings(how.pipe, how.guidance_scale),
     }  # fmt: skip
     for change in grid:
         m = change.pop("references", 0)
         if m:
-            change |= {"references": m, "bank": bank.subset(list(range(min(m, len(bank)))))}
+            change |= {"references": m, "bank": bank.subset(list(range(m)))}
     return run_grid(pipe, row, grid, how.out, how.rivals)
 
 
@@ -395,18 +419,20 @@ def _check_device(name: str) -> None:
     try:
         kind = torch.device(name).type
     except RuntimeError as error:
-        raise ValueError(f"device: expected cpu, cuda or cuda:N, got {name!r}") from error
+        raise ValueError(f"device: expected cpu, cuda, cuda:N or mps, got {name!r}") from error
+    if kind not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"device: expected cpu, cuda, cuda:N or mps, got {name!r}")
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device: expected a device of this machine, got {name!r}: it has no CUDA device")
 
 
-def _embeddings(pipe: str) -> dict[str, Any] | None:
+def _embeddings(pipe: str, guidance_scale: float) -> dict[str, Any] | None:
     """``tiny:NAME`` has no text encoder: it is given embeddings instead of a prompt."""
     if not pipe.startswith("tiny:"):
         return None
     from neurips26.reference_guidance.tiny import tiny_call
 
-    call = tiny_call(pipe.removeprefix("tiny:"), output_type="pil")
+    call = tiny_call(pipe.removeprefix("tiny:"), guidance_scale=guidance_scale, output_type="pil")
     return {k: v for k, v in call.items() if k not in ("generator", "num_inference_steps", "height", "width")}
 
 
@@ -420,9 +446,16 @@ VERBS = {
 def main(argv: list[str]) -> int:
     """Run one verb; errors of the package become one line."""
     verb = tyro.extras.subcommand_cli_from_dict(VERBS, args=argv, prog="neurips26 reference-guidance")
-    try:
-        print(json.dumps(verb.run(), indent=1))
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        try:
+            print(json.dumps(verb.run(), indent=1))
+        except (ValueError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
     return 0
+
+
+def _warn(message: Warning | str, *_args: Any, **_options: Any) -> None:
+    """A warning as one line; the source line behind it says nothing to who typed a command."""
+    print(f"warning: {message}", file=sys.stderr)

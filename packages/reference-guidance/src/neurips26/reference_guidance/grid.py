@@ -74,6 +74,7 @@ def _one(pipe: Any, row: dict[str, Any], label: str, out: Path, model: dict[str,
         "nearest": row["bank"].names[nearest],
         "distance": distance,
         "base distance": base["distance"],
+        "guided steps": len(guidance.history),
         "history": [h.to_json() for h in guidance.history],
     }
 
@@ -160,20 +161,33 @@ def claim(done: Path, asked: dict[str, Any], make: Callable[[], dict[str, Any]])
         ValueError: the folder holds the work of other settings.
     """
     asked = json.loads(json.dumps(asked, default=str))
-    if not done.exists():
-        runs.atomic_write_json(done, {"asked": asked} | make())
-    elif (theirs := json.loads(done.read_text("utf-8"))["asked"]) != asked:
+    found = _recorded(done) if done.exists() else None
+    if found is not None and (theirs := found["asked"]) != asked:
         other = sorted(k for k in asked.keys() | theirs.keys() if asked.get(k) != theirs.get(k))
         raise ValueError(f"out: {done} was made with other settings ({', '.join(other)}); choose another folder")
+    files = [] if found is None else [found[k] for k in ("picture", "base", "nearest picture", "file") if k in found]
+    if found is None or not all((done.parent / f).exists() for f in files):
+        runs.atomic_write_json(done, {"asked": asked} | make())
+
+
+def _recorded(done: Path) -> dict[str, Any]:
+    """What a finished row says of itself."""
+    try:
+        found = json.loads(done.read_text("utf-8"))
+        if isinstance(found["asked"], dict):
+            return found
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise ValueError(f"out: {done} is damaged; delete it, and it is made again")
 
 
 def pipe_identity(pipe: Any) -> dict[str, Any]:
-    """What tells one pipeline from another: class, latent space, weights of its network, noise schedule."""
-    network = getattr(pipe, "transformer", None) or getattr(pipe, "unet", None)
+    """What tells one pipeline from another: class, latent space, weights of its networks, noise schedule."""
+    parts = {k: v for k, v in pipe.components.items() if isinstance(v, torch.nn.Module) and k != "vae"}
     schedule = {k: v for k, v in dict(pipe.scheduler.config).items() if not k.startswith("_")}
     return {
         "class": type(pipe).__name__, "space": layout_for(pipe).fingerprint(pipe),
-        "network": module_digest(network) if network is not None else "", "schedule": digest_of(schedule),
+        "networks": {name: module_digest(part) for name, part in sorted(parts.items())}, "schedule": digest_of(schedule),
     }  # fmt: skip
 
 

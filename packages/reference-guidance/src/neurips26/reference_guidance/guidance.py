@@ -35,6 +35,8 @@ __all__ = ["MODES", "TIMES", "ExtrapolationWarning", "ReferenceMeanGuidance", "S
 
 TIMES = ("sigma", "step_fraction")
 MODES = ("in_step", "released", "released_first")
+#: References kept at each step (the authors' k); a smaller bank is used whole without a word.
+TOPK = 4
 LINEAR = LinearBridge()  # of all flow pipelines of diffusers
 
 
@@ -64,7 +66,7 @@ class ReferenceMeanGuidance:
     """How a bank guides a sampler. Defaults are those of the authors' FLUX configurations, with the true time.
 
     Attributes:
-        bank: the references, or one bank a sample of the batch.
+        bank: the references, or one bank a sample of the batch (with several images a prompt: that many in a row).
         strength: ``lambda``; above 1 the three named schedules reach ``beta > 1``, which extrapolates: allowed, with an
             :class:`ExtrapolationWarning` and a note in :meth:`settings`.
         schedule: ``"quadratic"`` (lambda (1-t)^2), ``"bell"`` (4 lambda t (1-t)), ``"constant"`` or a function of t.
@@ -86,7 +88,7 @@ class ReferenceMeanGuidance:
     strength: float | int = 0.5
     schedule: Schedule = "quadratic"
     window: tuple[float | int, float | int] = (0.0, 0.95)
-    topk: int | None = 4
+    topk: int | None = TOPK
     metric: str = "mean"
     temperature: float | int = 1.0
     time: str = "sigma"
@@ -115,9 +117,10 @@ class ReferenceMeanGuidance:
             check_int(self.topk, "topk", minimum=1)
             largest = max(len(b) for b in self.banks)
             if self.topk > largest:
-                warnings.warn(
-                    f"topk: {self.topk} is more than the {largest} references; using all of them", stacklevel=3
-                )
+                if self.topk != TOPK:
+                    warnings.warn(
+                        f"topk: {self.topk} is more than the {largest} references; using all of them", stacklevel=3
+                    )
                 self.topk = largest
         check_choice(self.metric, "metric", METRICS)
         check_real(self.temperature, "temperature", minimum=0.0, inclusive=False)
@@ -128,8 +131,14 @@ class ReferenceMeanGuidance:
             self.time = "step_fraction"
         if self.chunk is not None:
             check_int(self.chunk, "chunk", minimum=1)
+        if self.region is not None and not isinstance(self.region, Tensor):
+            raise TypeError(f"region: expected a tensor of weights, got {type(self.region).__name__}")
+        if self.region is not None and self.mode != "in_step":
+            raise ValueError(f"region: expected none with mode {self.mode!r}, which knows no regions")
         if self.region is not None and not (
-            torch.isfinite(self.region).all() and 0 <= self.region.min() <= self.region.max() <= 1
+            self.region.numel()
+            and torch.isfinite(self.region).all()
+            and 0 <= self.region.min() <= self.region.max() <= 1
         ):
             raise ValueError("region: expected weights in [0, 1], got some outside")
         if self.note:
@@ -157,6 +166,8 @@ class ReferenceMeanGuidance:
                 f"strength: {self.strength:g} lets beta exceed 1 ({self.schedule} schedule), which extrapolates beyond the "
                 "reference mean"
             )
+        if self.strength < 0:
+            return f"strength: {self.strength:g} is negative, which extrapolates away from the reference mean"
         return self._reached
 
     def begin(self, sample: Tensor, steps: int) -> None:

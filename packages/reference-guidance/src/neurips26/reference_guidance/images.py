@@ -12,7 +12,16 @@ from PIL import Image, ImageOps
 from neurips26.reference_guidance.errors import ImageError
 from neurips26.shared.arrays import check_choice
 
-__all__ = ["EXTENSIONS", "FITS", "fit_image", "list_images", "open_image", "to_rgb", "to_tensor_range"]
+__all__ = [
+    "EXTENSIONS",
+    "FITS",
+    "fit_image",
+    "list_images",
+    "open_image",
+    "other_files",
+    "to_rgb",
+    "to_tensor_range",
+]
 
 FITS = ("contain", "cover", "stretch")
 EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
@@ -20,7 +29,15 @@ EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff
 
 def list_images(folder: Path) -> list[Path]:
     """Image files of a folder by name."""
+    if not folder.is_dir():
+        raise NotADirectoryError(f"images: expected a folder of images, got {str(folder)!r}")
     return sorted(p for p in Path(folder).iterdir() if p.is_file() and p.suffix.lower() in EXTENSIONS)
+
+
+def other_files(folder: Path) -> list[Path]:
+    """Files of a folder that are left out because their endings are not among those that are read."""
+    found = (p for p in Path(folder).iterdir() if p.is_file() and not p.name.startswith("."))
+    return sorted(p for p in found if p.suffix.lower() not in EXTENSIONS)
 
 
 def open_image(source: Any, name: str = "images") -> Image.Image:
@@ -36,16 +53,19 @@ def open_image(source: Any, name: str = "images") -> Image.Image:
             with Image.open(source) as image:
                 image.load()
                 return to_rgb(image)
-        except (OSError, SyntaxError, ValueError) as error:
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise ImageError(f"{name}: cannot read {source} ({error})") from error
     array = np.asarray(source)
     if array.dtype.kind == "f":
         if not np.isfinite(array).all():
             where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
             raise ImageError(f"{name}: expected finite pixels, got {array[where]} at {where}")
-        array = _bytes(array, name)
-    if array.dtype != np.uint8 or array.ndim not in (2, 3):
-        raise ImageError(f"{name}: expected uint8 or float pixels (h, w[, c]), got {array.dtype} {array.shape}")
+        array = _bytes(array, name) if array.size else array
+    sizes = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))
+    if array.dtype != np.uint8 or not sizes or array.size == 0:
+        raise ImageError(
+            f"{name}: expected uint8 or float pixels (h, w) or (h, w, 3 or 4), got {array.dtype} {array.shape}"
+        )
     return to_rgb(Image.fromarray(array))
 
 

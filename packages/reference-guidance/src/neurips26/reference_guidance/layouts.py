@@ -69,11 +69,14 @@ class Layout(ABC):
 
 def module_digest(module: Any) -> str:
     """Digest of a diffusers model: its configuration and a strided sample of every weight, so that it takes milliseconds."""
-    config = {k: v for k, v in dict(module.config).items() if not k.startswith("_")}
+    config = module.config.to_dict() if hasattr(module.config, "to_dict") else dict(module.config)
+    config = {k: v for k, v in config.items() if not k.startswith("_") and k not in ("dtype", "torch_dtype")}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, tensor in sorted(_state(module), key=lambda pair: pair[0]):
         flat = tensor.detach().flatten()
-        digest.update(name.encode() + flat[:: max(1, flat.numel() // 16)].float().cpu().numpy().tobytes())
+        # in bfloat16, so that a model is itself in float32 and as it is run on a GPU
+        few = flat[:: max(1, flat.numel() // 16)].to(torch.bfloat16).float()
+        digest.update(name.encode() + few.cpu().numpy().tobytes())
     return digest.hexdigest()[:32]
 
 
@@ -220,6 +223,8 @@ _REGISTRY: dict[str, Layout] = {}
 
 def register_layout(pipeline_class: str | type, layout: Layout) -> None:
     """Use ``layout`` for pipelines of this class (or class name) and of classes derived from it."""
+    if not isinstance(layout, Layout):
+        raise TypeError(f"layout: expected a Layout, got {type(layout).__name__}")
     _REGISTRY[pipeline_class if isinstance(pipeline_class, str) else pipeline_class.__name__] = layout
 
 

@@ -125,6 +125,7 @@ def reference_mean(
         ValueError: values that are not finite, or an argument out of range.
     """
     _check(x, refs, temperature, metric, topk, scope)
+    _check_lengths(refs, log_prior=log_prior, norms=norms)
     m = refs.shape[0]
     k = _clamp_topk(topk, m)
     if chunk is not None:
@@ -340,6 +341,8 @@ def _clamp_topk(topk: int | None, m: int) -> int | None:
 def _allowed(mask: Tensor | None, b: int, m: int, device: torch.device) -> Tensor | None:
     if mask is None:
         return None
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        raise TypeError(f"mask: expected a tensor of booleans, got {getattr(mask, 'dtype', type(mask).__name__)}")
     if mask.shape not in ((m,), (b, m)):
         raise ValueError(f"mask: expected shape ({m},) or ({b}, {m}), got {tuple(mask.shape)}")
     mask = mask.to(device).broadcast_to(b, m)
@@ -350,7 +353,22 @@ def _allowed(mask: Tensor | None, b: int, m: int, device: torch.device) -> Tenso
     return mask
 
 
+def _check_lengths(refs: Tensor, **vectors: Tensor | None) -> None:
+    for name, vector in vectors.items():
+        if vector is None:
+            continue
+        if not isinstance(vector, Tensor):
+            raise TypeError(f"{name}: expected a tensor, got {type(vector).__name__}")
+        if vector.shape != refs.shape[:1]:
+            raise ValueError(f"{name}: expected {refs.shape[0]} numbers, one a reference, got {tuple(vector.shape)}")
+
+
 def _check(x: Tensor, refs: Tensor, temperature: float | int, metric: str, topk: int | None, scope: str) -> None:
+    for name, value in (("x", x), ("refs", refs)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name}: expected a tensor, got {type(value).__name__}")
+        if value.ndim < 2 or not value.is_floating_point():
+            raise ValueError(f"{name}: expected floats (n, ...), got {value.dtype} {tuple(value.shape)}")
     if refs.shape[0] == 0:
         raise EmptyBankError("refs: expected at least one reference, got 0")
     if refs.shape[1:] != x.shape[1:]:

@@ -15,7 +15,7 @@ import torch
 
 from neurips26.reference_guidance.bank import ReferenceBank
 from neurips26.reference_guidance.grid import claim, digest_of, pipe_identity, run_grid
-from neurips26.shared.arrays import check_choice
+from neurips26.shared.arrays import check_choice, check_int
 
 __all__ = ["CONFIGS", "load_pipeline", "released", "run_released"]
 
@@ -39,15 +39,16 @@ def load_pipeline(name: str, dtype: torch.dtype | None = None) -> Any:
         ValueError: it is neither in a folder nor in the hub's cache, and the hub cannot be reached.
     """
     if name.startswith("tiny:"):
-        from neurips26.reference_guidance.tiny import tiny_pipeline
+        from neurips26.reference_guidance.tiny import TINY, tiny_pipeline
 
+        check_choice(name, "pipe", [f"tiny:{known}" for known in TINY])
         return tiny_pipeline(name.removeprefix("tiny:"))
     from diffusers import DiffusionPipeline
 
     try:
         return DiffusionPipeline.from_pretrained(name, torch_dtype=dtype)
     except (OSError, ValueError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        first = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0][:200]
         raise ValueError(
             f"pipe: cannot load {name!r}: no such folder with a model_index.json, not in the hub's cache, and the hub "
             f"gave no answer ({first})"
@@ -79,6 +80,8 @@ def run_released(
         one row a picture: its file, settings, distance to and name of the nearest reference.
     """
     how = released(name)
+    for key, value in {"size": size, "steps": steps, "references": references}.items():
+        check_int(value, key, minimum=0)
     how |= {k: v for k, v in {"height": size, "width": size, "steps": steps, "references": references}.items() if v}
     # their noise is seeded with seed + 7 and their references with reference_seed + 1000 + i
     how["seed"] = (how["seed"] if seed is None else seed) + 7
@@ -118,7 +121,7 @@ def _bank(pipe: Any, how: dict[str, Any], out: Path, prompt: str) -> ReferenceBa
             call = {"num_inference_steps": how["steps"], "guidance_scale": how["guidance_scale"]}
             bank = ReferenceBank.from_prompts(pipe, [prompt] * how["references"], how["reference_seed"], **call, **size)
         bank.save(path)
-        return {"references": len(bank)}
+        return {"file": path.name, "references": len(bank)}
 
     out.mkdir(parents=True, exist_ok=True)
     claim(path.with_suffix(".json"), asked, make)

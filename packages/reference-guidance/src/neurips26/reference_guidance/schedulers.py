@@ -5,6 +5,8 @@ By then classifier-free guidance is merged, reference-image tokens are cut off a
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -126,6 +128,8 @@ def guided_scheduler(scheduler: Any, guidance: ReferenceMeanGuidance) -> Any:
     Raises:
         UnsupportedSchedulerError: not a flow-matching Euler, Heun or LCM scheduler, or one with inverted sigmas.
     """
+    if not isinstance(guidance, ReferenceMeanGuidance):
+        raise TypeError(f"guidance: expected a ReferenceMeanGuidance, got {type(guidance).__name__}")
     if isinstance(scheduler, ReferenceGuidanceMixin):
         return type(scheduler).from_scheduler(scheduler, guidance)
     guided = _GUIDED.get(type(scheduler))
@@ -145,8 +149,40 @@ def guide(pipe: Any, guidance: ReferenceMeanGuidance) -> Iterator[Any]:
     for bank in guidance.banks:
         bank.check_pipe(pipe)
     original = pipe.scheduler
-    pipe.scheduler = guided_scheduler(original, guidance)
+    pipe.scheduler = guided = guided_scheduler(original, guidance)
     try:
-        yield pipe
+        with _checked_size(pipe, guidance):
+            yield pipe
     finally:
+        replaced = pipe.scheduler is not guided
         pipe.scheduler = original
+    if replaced:
+        warnings.warn(
+            "pipe: its scheduler was replaced inside guide(), and nothing was guided from then on; change it before",
+            stacklevel=3,
+        )
+
+
+@contextmanager
+def _checked_size(pipe: Any, guidance: ReferenceMeanGuidance) -> Iterator[None]:
+    """Compare the size of every picture with the banks' while its noise is drawn: packed latents have lost it."""
+    prepare, before = getattr(pipe, "prepare_latents", None), vars(pipe).get("prepare_latents")
+    if prepare is None or not {"height", "width"} <= inspect.signature(prepare).parameters.keys():
+        yield
+        return
+    signature = inspect.signature(prepare)
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        for bank in guidance.banks:
+            if bank.latents.ndim == 3:  # tokens
+                bank.check_size(int(given["height"]), int(given["width"]))
+        return prepare(*args, **kwargs)
+
+    pipe.prepare_latents = checked
+    try:
+        yield
+    finally:
+        del pipe.prepare_latents
+        if before is not None:
+            pipe.prepare_latents = before

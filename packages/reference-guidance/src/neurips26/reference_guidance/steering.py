@@ -19,7 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from neurips26.reference_guidance.errors import EmptyBankError
-from neurips26.shared.arrays import check_choice, check_int
+from neurips26.reference_guidance.posterior import check_finite
+from neurips26.shared.arrays import check_choice, check_int, check_real
 
 __all__ = ["RULES", "SparseLabelSteering", "draw_by_label", "label_posterior"]
 
@@ -72,6 +73,8 @@ class SparseLabelSteering:
     def mean(self, z: Float[Tensor, "b d"], target: int, t: float) -> Float[Tensor, "b d"]:
         """Endpoint mean of the class at ``z``."""
         self._check(target)
+        check_finite(z, "z")
+        check_real(t, "t", minimum=0.0, maximum=1.0)
         own = self.labelled[self.labels == target]
         if self.rule == "hard":
             points, extra = own, torch.zeros(len(own), dtype=torch.float64)
