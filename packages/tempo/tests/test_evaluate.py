@@ -188,14 +188,49 @@ def test_command_line(capsys):
     assert "nominal" in out and "payload" in out and "checkpoint:" in out
     assert cli.main(["eval", "--robot", "g1", "--robots", "1", "--ticks", "3", "--methods", "zero"]) == 0
     assert "random weights" in capsys.readouterr().out
-    assert cli.main(["eval", "--checkpoint", "nowhere"]) == 2 and "go1-joystick" in capsys.readouterr().out
+    assert cli.main(["eval", "--checkpoint", "nowhere"]) == 2 and "go1-joystick" in capsys.readouterr().err
+
+
+def test_one_robot_has_a_gain_but_no_interval(ckpt, capsys):
+    seen = []
+    table = tempo.evaluate(ckpt, ("nominal",), ("zero",), [0], ticks=20, episodes=1, on_row=seen.append)
+    frozen, zero = table.rows
+    assert seen == table.rows and zero["gain"] == pytest.approx(100 * (zero["return"] / frozen["return"] - 1), rel=1e-4)
+    assert np.isnan(zero["gain_low"]) and "nan" not in str(table) and np.isnan(table.resolution())
+    assert (
+        cli.main(
+            ["eval", "--shift", "nominal", "--robots", "1", "--ticks", "3", "--episodes", "1", "--methods", "zero"]
+        )
+        == 0
+    )
+    assert "One robot cannot tell" in capsys.readouterr().out
+    assert (
+        cli.main(
+            ["eval", "--shift", "nominal", "--robots", "2", "--ticks", "3", "--episodes", "1", "--methods", "zero"]
+        )
+        == 0
+    )
+    assert "chance" not in capsys.readouterr().out, "nothing adapts in this table"
+
+
+@pytest.mark.slow
+def test_an_adapted_robot_goes_on_from_its_file(tmp_path, capsys):
+    file = tmp_path / "state.npz"
+    assert cli.main(f"adapt --ticks 60 --save {file}".split()) == 0
+    assert cli.main(f"adapt --ticks 5 --restore {file}".split()) == 0
+    assert f"goes on from {file}: drift 0." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("eval --robot go2 --checkpoint go1-joystick", "checkpoint: expected one of go2"),
-        ("eval --robots 0", "seeds"),
+        ("eval --robots 0", "robots"),
+        ("eval --severity 9 --shift nominal", "severity"),
+        ("eval --checkpoint nofile", "checkpoint: expected a file, or one of"),
+        ("adapt --save /tmp", "save: expected a file, got the directory"),
+        ("adapt --restore /nowhere/x.npz", "restore: expected a file that --save wrote"),
+        ("adopt --record /nowhere", "record: expected a tune record"),
         ("eval --severity 4", "severity"),
         ("eval --shift wind", "shift: expected one of"),
         ("adapt --ticks 0", "ticks"),
@@ -213,5 +248,5 @@ def test_command_line(capsys):
 )
 def test_bad_command_lines_get_one_clear_line(line, message, capsys):
     assert cli.main(line.split()) == 2
-    out = capsys.readouterr().out
-    assert message in out and "Traceback" not in out
+    out, told = capsys.readouterr()
+    assert message in told and told.count("\n") == 1 and "error" not in out

@@ -1,7 +1,8 @@
-"""`neurips26 tempo eval | diagnose | adapt | pretrain | bench | shifts | assets`."""
+"""`neurips26 tempo eval | diagnose | adapt | pretrain | bench | shifts | assets | adopt`."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,6 +22,9 @@ Robot = Literal["go1", "go2", "g1"]
 
 def _policy(robot: str, name: str = "") -> checkpoint.Checkpoint:
     """The named checkpoint, else the one shipped for the robot, else random weights, which is said."""
+    if name and name not in checkpoint.available() and not Path(name).is_file():
+        known = ", ".join(checkpoint.available())
+        raise ValueError(f"checkpoint: expected a file, or one of {known}, got {name!r}")
     if name or f"{robot}-joystick" in checkpoint.available():
         ckpt = checkpoint.load(name or f"{robot}-joystick")
         if ckpt.meta.robot != robot:
@@ -48,24 +52,37 @@ class Eval:
 
     def run(self) -> int:
         """Prints the table."""
-        from .evaluate import Table, evaluate
+        from .evaluate import HEAD, Table, evaluate, line
 
+        check_int(self.robots, "robots", minimum=1)
+        check_int(self.severity, "severity", minimum=1, maximum=3)
         ckpt = _policy(self.robot, self.checkpoint)
         names = tuple(dict.fromkeys(("nominal", *self.shift)))  # the nominal condition is always beside a shift
         for name in names:  # a bad one is named before the first is run
             shifts.of_severity(self.robot, name, self.severity)
-        table = evaluate(
-            ckpt, names, self.methods, range(self.robots), self.severity, ticks=self.ticks, episodes=self.episodes
-        )
         print(f"{self.robot}, severity {self.severity}, {self.robots} robots x {self.episodes} x {self.ticks} ticks")
         print(f"checkpoint: {ckpt.meta.status}")
         if ckpt.meta.status != "walks; gates passed":
             print(
                 "This policy does not pass its gates: differences below are training continued, not evidence for adaptation."
             )
-        print(table)
-        unclear = (f"{n} {Table([r for r in table.rows if r['shift'] == n]).resolution():.0f} %" for n in names)
-        print(f"Gains that {self.robots} robots cannot tell from chance, about: {', '.join(unclear)}")
+        print(HEAD, "-" * len(HEAD), sep="\n", flush=True)
+        table = evaluate(
+            ckpt,
+            names,
+            self.methods,
+            range(self.robots),
+            self.severity,
+            ticks=self.ticks,
+            episodes=self.episodes,
+            on_row=lambda row: print(line(row), flush=True),
+        )
+        halves = {n: Table([r for r in table.rows if r["shift"] == n]).resolution() for n in names}
+        if self.robots == 1:
+            print("One robot cannot tell any gain from chance.")
+        elif not any(map(np.isnan, halves.values())):
+            unclear = ", ".join(f"{n} {half:.0f} %" for n, half in halves.items())
+            print(f"Gains that {self.robots} robots cannot tell from chance, about: {unclear}")
         return 0
 
 
@@ -87,14 +104,18 @@ class Diagnose:
         """Prints a line a condition."""
         from .diagnose import diagnose
 
+        check_int(self.severity, "severity", minimum=1, maximum=3)
+        check_int(self.robots, "robots", minimum=6)
         ckpt = _policy(self.robot, self.checkpoint)
         print(f"{self.robot}, severity {self.severity}, {self.robots} robots x {self.ticks} ticks; {ckpt.meta.status}")
-        print("condition     correlation  bias %  Q can rise %  rank  critic's choice %  best of others' choice %")
+        head = "condition     correlation  bias %  Q can rise %  rank  critic's choice %  best of others' choice %"
+        print(head, flush=True)
         for name in self.shift:
             r = diagnose(ckpt, name, range(self.robots), self.severity, ticks=self.ticks)
             print(
                 f"{name:12s} {r['pearson']:12.2f} {100 * r['bias']:7.0f} {100 * r['rise']:13.1f} "
-                f"{np.mean(r['rank']):5.2f} {r['climb']:18.1f} {r['best']:25.1f}"
+                f"{np.mean(r['rank']):5.2f} {r['climb']:18.1f} {r['best']:25.1f}",
+                flush=True,
             )
             if self.actors:
                 for actor, value, earned in zip(r["actors"], r["value"].mean(0), r["returns"].mean(0), strict=True):
@@ -104,7 +125,8 @@ class Diagnose:
 
 @dataclass
 class Adapt:
-    """Run one robot with the deployment adapter and print what happens; --save keeps the adapted state."""
+    """Run one robot with the deployment adapter and print what happens; --save keeps the adapted state, --restore goes on
+    from it."""
 
     robot: Robot = "go1"
     shift: str = "payload"
@@ -113,6 +135,8 @@ class Adapt:
     ticks: int = 500
     seed: int = 0
     save: Path | None = None
+    restore: Path | None = None
+    """a file of --save, of the same robot and method"""
     gif: Path | None = None
     """frozen and adapted side by side, drawn from the kinematics (.gif, or .png for an animated PNG)"""
 
@@ -127,10 +151,18 @@ class Adapt:
         for name, file in (("save", self.save), ("gif", self.gif)):
             if file is not None and not file.absolute().parent.is_dir():
                 raise ValueError(f"{name}: expected a file in an existing directory, got {str(file)!r}")
+            if file is not None and file.is_dir():
+                raise ValueError(f"{name}: expected a file, got the directory {str(file)!r}")
+        if self.restore is not None and not self.restore.is_file():
+            raise ValueError(f"restore: expected a file that --save wrote, got {str(self.restore)!r}")
         ckpt = _policy(self.robot)
         condition = shifts.of_severity(self.robot, self.shift, self.severity)
         adapter = TestTimeAdapter(ckpt, method=self.method, seed=self.seed)
+        print("compiling ...", flush=True)
         print(f"compiled in {adapter.warmup():.1f} s; {adapter.memory_bytes() / 1e6:.2f} MB beyond the frozen policy")
+        if self.restore is not None:
+            adapter.restore(self.restore)
+            print(f"goes on from {self.restore}: drift {adapter.drift:.3f}")
         env = JoystickEnv(self.robot, shift=condition, seed=self.seed)
         obs, _ = env.reset()
         total = 0.0
@@ -319,7 +351,7 @@ class Adopt:
 
 
 def main(argv: list[str]) -> int:
-    """Entry point of `neurips26 tempo`."""
+    """Entry point of `neurips26 tempo`; a bad argument is one line on stderr and status 2."""
     verbs = (
         Annotated[Eval, tyro.conf.subcommand("eval")]
         | Annotated[Diagnose, tyro.conf.subcommand("diagnose")]
@@ -333,5 +365,5 @@ def main(argv: list[str]) -> int:
     try:
         return tyro.cli(verbs, args=argv, prog="neurips26 tempo").run()  # type: ignore[arg-type]
     except (FileNotFoundError, ValueError, ImportError) as error:
-        print(f"tempo: {error}")
+        print(f"error: {error}", file=sys.stderr)
         return 2

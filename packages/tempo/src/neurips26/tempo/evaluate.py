@@ -7,7 +7,7 @@ earn nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -256,23 +256,28 @@ class Table:
         return pandas.DataFrame(self.rows)
 
     def __str__(self) -> str:
-        head = f"{'shift':12s} {'method':12s} {'return':>8s} {'gain %':>8s} {'95 % interval':>18s}"
-        head += f" {'falls':>6s} {'alive s':>7s} {'track':>6s} {'Q - real':>9s} {'drift':>7s}"
-        lines = [head, "-" * len(head)]
-        for r in self.rows:
-            low, high = r["gain_low"], r["gain_high"]
-            gain = "" if r["method"] == "none" else f"{r['gain']:+8.1f} {f'[{low:+.1f}, {high:+.1f}]':>18s}"
-            real = "-" if r["method"] == "zero" or np.isnan(r["gap"]) else f"{r['gap']:+9.3f}"
-            left = f"{r['shift']:12s} {r['method']:12s} {r['return']:8.2f} {gain:27s}"
-            lines.append(
-                f"{left} {r['falls']:6.2f} {r['seconds']:7.1f} {r['tracking']:6.2f} {real:>9s} {r['drift']:7.3f}"
-            )
-        return "\n".join(lines)
+        return "\n".join([HEAD, "-" * len(HEAD), *map(line, self.rows)])
 
     def resolution(self) -> float:
-        """Half the width of a typical interval, in %: gains below it cannot be told from chance with so many robots."""
+        """Half the width of a typical interval, in %: gains below it cannot be told from chance with so many robots. NaN
+        where no row of an adapting method has an interval."""
         widths = [(r["gain_high"] - r["gain_low"]) / 2 for r in self.rows if r["method"] not in ("none", "zero")]
-        return float(np.median(widths)) if widths else 0.0
+        return float(np.median(widths)) if widths else float("nan")
+
+
+HEAD = (
+    f"{'shift':12s} {'method':12s} {'return':>8s} {'gain %':>8s} {'95 % interval':>18s}"
+    f" {'falls':>6s} {'alive s':>7s} {'track':>6s} {'Q - real':>9s} {'drift':>7s}"
+)
+
+
+def line(r: dict[str, Any]) -> str:
+    """A row of the table as text; "-" where the run cannot say: an interval of one robot, Q against too short a return."""
+    interval = "-" if np.isnan(r["gain_low"]) else f"[{r['gain_low']:+.1f}, {r['gain_high']:+.1f}]"
+    gain = "" if r["method"] == "none" else f"{r['gain']:+8.1f} {interval:>18s}"
+    real = "-" if r["method"] == "zero" or np.isnan(r["gap"]) else f"{r['gap']:+9.3f}"
+    left = f"{r['shift']:12s} {r['method']:12s} {r['return']:8.2f} {gain:27s}"
+    return f"{left} {r['falls']:6.2f} {r['seconds']:7.1f} {r['tracking']:6.2f} {real:>9s} {r['drift']:7.3f}"
 
 
 def summary(run: Rollout, discount: float) -> dict[str, float]:
@@ -304,16 +309,17 @@ def evaluate(
     *,
     ticks: int = 1000,
     episodes: int = 2,
+    on_row: Callable[[dict[str, Any]], None] = lambda row: None,
     **settings: Any,
 ) -> Table:
     """The paired table: every method under every shift, gains relative to the frozen policy on the same seeds.
 
     All learning methods wait for the same 32 observations, so that they make equally many updates. `settings` reach the
-    methods that do not fix them.
+    methods that do not fix them. `on_row` sees every row as soon as it is measured. One robot has a gain, but no interval.
     """
-    unknown = set(methods) - {*METHODS, "zero"}
-    if unknown:
-        raise ValueError(f"methods: expected {', '.join((*METHODS, 'zero'))}, got {', '.join(sorted(unknown))}")
+    strange = set(methods) - {*METHODS, "zero"}
+    if strange:
+        raise ValueError(f"methods: expected {', '.join((*METHODS, 'zero'))}, got {', '.join(sorted(strange))}")
     rows = []
     for name in names:
         shift = shifts.of_severity(ckpt.meta.robot, name, severity)
@@ -326,7 +332,10 @@ def evaluate(
             values = run.returns()
             frozen = values if frozen is None else frozen
             base = abs(float(frozen.mean())) + 1e-9
-            gain, low, high = stats.mean_interval(list(values - frozen), 0.95) if len(values) > 1 else (0.0, 0.0, 0.0)
+            change, unknown = list(values - frozen), float("nan")
+            gain, low, high = stats.mean_interval(change, 0.95) if len(change) > 1 else (change[0], unknown, unknown)
             row = {"shift": name, "method": method, **summary(run, ckpt.meta.discount)}
-            rows.append(row | {"gain": 100 * gain / base, "gain_low": 100 * low / base, "gain_high": 100 * high / base})
+            row |= {"gain": 100 * gain / base, "gain_low": 100 * low / base, "gain_high": 100 * high / base}
+            rows.append(row)
+            on_row(row)
     return Table(rows)
