@@ -18,7 +18,7 @@ from neurips26.reference_guidance.metrics import AttributeClassifier, Judge, cop
 from neurips26.shared import seeding
 
 __all__ = ["BANK", "CURVE", "SHORT_CURVE", "STRENGTH_GRID", "TOPK", "Curve", "average", "control", "draw_noise"]
-__all__ += ["measured", "pick", "setting", "settings", "settings_grid", "trusted"]
+__all__ += ["measured", "pick", "setting", "settings", "settings_grid", "strength_of", "trusted"]
 
 #: References in a bank and references kept at each step (the authors' M and k).
 BANK, TOPK = 20, 4
@@ -26,8 +26,8 @@ BANK, TOPK = 20, 4
 Curve = list[tuple[str, float, str]]
 #: Strength curves reported for every control claim.
 CURVE: Curve = [
-    ("quadratic", 0.5, "mean"), ("quadratic", 1.0, "mean"), ("quadratic", 2.0, "mean"), ("bell", 0.5, "mean"),
-    ("bell", 1.0, "mean"), ("constant", 0.5, "mean"), ("quadratic", 2.0, "sum"),
+    ("quadratic", 0.5, "mean"), ("quadratic", 1.0, "mean"), ("quadratic", 1.5, "mean"), ("quadratic", 2.0, "mean"),
+    ("bell", 0.5, "mean"), ("bell", 1.0, "mean"), ("constant", 0.5, "mean"), ("quadratic", 2.0, "sum"),
 ]  # fmt: skip
 #: The points of the curve that a quick run draws.
 SHORT_CURVE: Curve = [("quadratic", 1.0, "mean"), ("quadratic", 2.0, "mean"), ("bell", 0.5, "mean")]
@@ -68,6 +68,12 @@ def trusted(judge: Judge, name: str) -> Judge:
 def setting(schedule: str, strength: float, metric: str) -> str:
     """Name of a point of the curve."""
     return f"{schedule} {strength:g}" + (" (sum)" if metric == "sum" else "")
+
+
+def strength_of(name: str) -> float | None:
+    """Strength of a point of the curve by its name; ``None`` for what is no such point."""
+    number = name.partition(" ")[2].removesuffix(" (sum)")
+    return float(number) if number.replace(".", "", 1).isdigit() else None
 
 
 def measured(x: Tensor, judge: Judge, target: int, bank: ReferenceBank) -> dict[str, float]:
@@ -119,15 +125,18 @@ def average(rows: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
     return {k: {m: float(np.mean([r[k][m] for r in rows])) for m in rows[0][k]} for k in rows[0]}
 
 
-def settings_grid(measure: Callable[[Curve, Rivals], dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def settings_grid(
+    measure: Callable[[Curve, Rivals], dict[str, Any]], strengths: tuple[float, ...] = STRENGTH_GRID
+) -> dict[str, dict[str, Any]]:
     """Three settings of every method; by number of the setting and method: rate, copy distance, spread.
 
     Args:
         measure: a control experiment, given a strength curve of one point and the settings of the rivals.
+        strengths: of ours, one a setting of the rivals.
     """
     found = {}
     for i, rivals in enumerate(RIVAL_GRID):
-        curve = [("quadratic", STRENGTH_GRID[i], "mean")]
+        curve = [("quadratic", strengths[i], "mean")]
         found[str(i)] = row = measure(curve, rivals)
         row["ours"] = row.pop(setting(*curve[0]))
     return found

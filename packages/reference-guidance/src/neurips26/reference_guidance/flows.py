@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 from neurips26.reference_guidance.guidance import ReferenceMeanGuidance
 from neurips26.reference_guidance.schedulers import guided_scheduler
 from neurips26.shared import seeding
+from neurips26.shared.arrays import check_choice
 
 __all__ = ["VectorFlow", "noise_levels", "sample_flow", "train_flow"]
 
@@ -65,7 +66,7 @@ def _warmed_up(average: Tensor, new: Tensor, count: Tensor | int) -> Tensor:
 
 def train_flow(
     images: Tensor, steps: int, seed: int, width: int = 512, prompts: Tensor | None = None, batch: int = 256,
-    report: Callable[[int], object] | None = None,
+    times: str = "uniform",
 ) -> VectorFlow:  # fmt: skip
     """A frozen base flow: rectified flow matching with AdamW, cosine rate and a warmed-up weight average.
 
@@ -76,8 +77,10 @@ def train_flow(
         width: of the network.
         prompts: labels in words, (n, k) with one of k columns revealed at random, or nothing, at each step.
         batch: samples a step.
-        report: called after each step.
+        times: "uniform", or "logit-normal" (as Stable Diffusion 3 is trained): more of the middle, where a sample decides
+            what it shows.
     """
+    check_choice(times, "times", ("uniform", "logit-normal"))
     g = torch.Generator().manual_seed(seeding.derive(seed, "flow") % 2**62)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -85,10 +88,14 @@ def train_flow(
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=1e-4, fused=True)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
     ema = AveragedModel(model, avg_fn=_warmed_up)
-    for step in range(steps):
+    for _ in range(steps):
         index = torch.randint(len(images), (batch,), generator=g)
         x1, x0 = images[index], torch.randn(batch, *images.shape[1:], generator=g)
-        t = (1 - LOWEST_SIGMA) * torch.rand(batch, generator=g)
+        if times == "uniform":
+            t = torch.rand(batch, generator=g)
+        else:
+            t = (torch.randn(batch, generator=g) - 0.3).sigmoid()
+        t = (1 - LOWEST_SIGMA) * t
         w = t.reshape(-1, *[1] * (x1.ndim - 1))
         said = None
         if prompts is not None:
@@ -101,8 +108,6 @@ def train_flow(
         optimizer.step()
         rate.step()
         ema.update_parameters(model)
-        if report is not None:
-            report(step + 1)
     return ema.module.eval().requires_grad_(False)
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "cats_and_dogs",
     "digits",
     "faces",
+    "join",
     "labelled_moons",
     "moons",
     "photographs",
@@ -83,14 +84,30 @@ def labelled_moons(seed: int) -> Split:
     return Split(torch.from_numpy(points).float(), {"moon": torch.from_numpy(label).long()})
 
 
-def photographs(path: Path, side: int = 16) -> Split:
-    """The Olivetti faces in grey, averaged down to ``side`` pixels; attribute ``person``."""
+def photographs(path: Path, side: int = 16, copy: int = 0) -> Split:
+    """The Olivetti faces in grey, averaged down to ``side`` pixels; attribute ``person``.
+
+    ``copy`` 0 is the photographs as they are. Others are to train on: odd ones are mirrored, and from 2 on each photograph
+    is shifted at random by up to 3 of its 64 pixels.
+    """
     with np.load(path) as file:
         images, person = file["images"], file["identity"]
-    factor = images.shape[1] // side
-    x = torch.from_numpy(images.astype(np.float32) / 255.0)
-    x = torch.nn.functional.avg_pool2d(x[:, None], factor)
+    factor, size = images.shape[1] // side, images.shape[1]
+    x = torch.from_numpy(images.astype(np.float32) / 255.0)[:, None]
+    if copy % 2:
+        x = x.flip(-1)
+    if copy >= 2:
+        down, right = torch.from_numpy(seeding.rng(copy, "shift").integers(0, 7, (2, len(x))))
+        windows = torch.nn.functional.pad(x, (3, 3, 3, 3), mode="replicate").unfold(2, size, 1).unfold(3, size, 1)
+        x = windows[torch.arange(len(x)), :, down, right]
+    x = torch.nn.functional.avg_pool2d(x, factor)
     return Split(x * 2 - 1, {"person": torch.from_numpy(person.astype(np.int64))})
+
+
+def join(parts: list[Split]) -> Split:
+    """Several sets as one."""
+    labels = {k: torch.cat([p.labels[k] for p in parts]) for k in parts[0].labels}
+    return Split(torch.cat([p.images for p in parts]), labels)
 
 
 def cats_and_dogs(path: Path, side: int = 16) -> tuple[Split, Split]:

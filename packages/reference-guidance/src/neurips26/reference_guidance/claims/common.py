@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from neurips26.reference_guidance.baselines import RIVAL_GRID, RIVALS, Rivals
-from neurips26.reference_guidance.control import CURVE, STRENGTH_GRID, Curve, setting, settings_grid
+from neurips26.reference_guidance.control import STRENGTH_GRID, Curve, settings_grid, strength_of
 from neurips26.shared import stats
 from neurips26.shared.claims import DataUse, Measurement, Series, Tuning
 from neurips26.shared.context import Context
@@ -23,8 +23,6 @@ FACES = DataUse("olivetti_faces_64.npz", "real")
 COMPOSITION_RANK = "neurips26.reference_guidance.claims:composition_rank"
 MOONS = DataUse("two moons", "generated")
 ANIMALS = DataUse("cifar10_cat_dog.zip", "real")
-#: Strength of guidance by the name of a point of the curve.
-STRENGTHS = {setting(*point): point[1] for point in CURVE}
 
 
 @cache
@@ -79,8 +77,8 @@ def cells_of(rows: dict[int, dict[str, Any]], metric: str = "rate") -> list[dict
 def series_of(rows: dict[int, dict[str, Any]], name: str, metric: str = "rate", tuned: str = "") -> Series:
     """One metric of one method, one value a seed; ``tuned`` names the data set its setting was chosen on."""
     how = {"method": name, "metric": metric} | (RIVALS[tuned].of(name) if tuned else {})
-    if tuned and name in STRENGTHS:
-        how["strength"] = STRENGTHS[name]
+    if tuned and strength_of(name) is not None:
+        how["strength"] = strength_of(name)
     return Series(how, [row[name][metric] for row in rows.values()])
 
 
@@ -108,40 +106,69 @@ def share_cells(rows: dict[int, dict[str, float]], method: str = "ours") -> list
     ]  # fmt: skip
 
 
-def not_copied(rows: dict[int, Any], used: DataUse, tuned: str, reason: str = "") -> Measurement:
+def not_copied(
+    rows: dict[int, Any], used: DataUse, tuned: str, reason: str = "", ours: str = "quadratic 2"
+) -> Measurement:
     """A copy check: distances to the nearest reference, compared to those of held-out real images."""
     rivals = ("held out", "unguided", "latent average", "SDEdit", "classifier guidance", "prompt")
     base = {k: series_of(rows, k, "copy", tuned) for k in rivals if k in next(iter(rows.values()))}
     return Measurement(
-        ours=series_of(rows, "quadratic 2", "copy", tuned), baselines=base, compared_to="held out", seeds=list(rows),
+        ours=series_of(rows, ours, "copy", tuned), baselines=base, compared_to="held out", seeds=list(rows),
         cells=cells_of(rows), data=[used], reason=reason, tuned_by=f"{tuned}-settings",
     )  # fmt: skip
 
 
+#: The bar of distance: relative to held-out real images, to the nearest reference.
+APART = 0.85
+
+
 def settings_tuning(
-    ctx: Context, measure: Callable[[int, Curve, Rivals], dict[str, Any]], ours: bool = False
-) -> Tuning:
+    ctx: Context, measure: Callable[[int, Curve, Rivals], dict[str, Any]], ours: bool = False,
+    strengths: tuple[float, ...] = STRENGTH_GRID, wanted: float | None = None,
+) -> Tuning:  # fmt: skip
     """The best of three settings of every method on one tuning seed of the data.
 
     Best is the highest rate among those at least 0.85 times as far from the references as held-out real images, or of all
-    where none is. ``ours`` also chooses the strength of guidance, which other data sets take over.
+    where none is.
+
+    Args:
+        ctx: the run.
+        measure: a control experiment.
+        ours: also choose the strength of guidance, which data sets without a choice of their own take over.
+        strengths: of ours.
+        wanted: the bar of the rate; where it is given, the strength of ours is the one furthest beyond both bars, that is
+            the one whose smaller of rate / ``wanted`` and distance / 0.85 is largest.
     """
     seed = ctx.seeds(1)[0]
-    found = ctx.cell({"seed": seed}, lambda: settings_grid(lambda curve, how: measure(seed, curve, how)))
+    found = ctx.cell({"seed": seed}, lambda: settings_grid(lambda curve, how: measure(seed, curve, how), strengths))
     methods = [m for m in ("ours", "latent average", "SDEdit", "classifier guidance", "prompt") if m in found["0"]]
     cells, chosen = [], {}
     for name in methods:
         rows = [found[str(i)] for i in range(len(RIVAL_GRID))]
-        settings = [r.of(name) or {"strength": s} for r, s in zip(RIVAL_GRID, STRENGTH_GRID)]
+        settings = [r.of(name) or {"strength": s} for r, s in zip(RIVAL_GRID, strengths)]
         cells += [
             {"factors": {**s, "metric": m}, "seed": seed, "method": name, "value": row[name][m]}
             for s, row in zip(settings, rows) for m in ("rate", "copy")
         ]  # fmt: skip
-        best = max(range(len(rows)), key=lambda i: (_apart(rows[i], name), rows[i][name]["rate"]))
-        if ours or name != "ours":
-            chosen[name] = settings[best]
+        if name != "ours":
+            chosen[name] = settings[_highest(rows, name)]
+        elif wanted is not None:
+            chosen[name] = settings[_balanced(rows, name, wanted)]
+        elif ours:
+            chosen[name] = settings[_highest(rows, name)]
     return Tuning(cells, chosen)
 
 
-def _apart(row: dict[str, Any], name: str) -> bool:
-    return row[name]["copy"] >= 0.85 * row["held out"]["copy"]
+def _distance(row: dict[str, Any], name: str) -> float:
+    return row[name]["copy"] / row["held out"]["copy"]
+
+
+def _highest(rows: list[dict[str, Any]], name: str) -> int:
+    """The highest rate among settings that are far enough from the references, or of all where none is."""
+    return max(range(len(rows)), key=lambda i: (_distance(rows[i], name) >= APART, rows[i][name]["rate"]))
+
+
+def _balanced(rows: list[dict[str, Any]], name: str, wanted: float) -> int:
+    """The setting furthest beyond (or least short of) both bars."""
+    margins = [min(row[name]["rate"] / wanted, _distance(row, name) / APART) for row in rows]
+    return max(range(len(rows)), key=lambda i: margins[i])
