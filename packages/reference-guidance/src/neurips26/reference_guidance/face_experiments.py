@@ -30,7 +30,7 @@ __all__ = ["face_control", "faces_and_judges", "identity_control", "mixed_flow",
 
 
 #: Optimiser steps of the two flows.
-FACE_STEPS, PEOPLE_STEPS = 3400, 250
+FACE_STEPS, PEOPLE_STEPS = 2400, 250
 #: Mirrored and shifted copies that the flow of plain faces is trained on, the photographs among them. Of 280 photographs as
 #: they are it learns each by heart, and then strays from a set it does not know towards one that it does.
 COPIES = 6
