@@ -1,6 +1,7 @@
 """Ablation, weight noise, diagnostics, effects, other bounds, the command line: small and with known answers."""
 
 import functools
+import warnings
 
 import numpy as np
 import pytest
@@ -241,6 +242,10 @@ def test_command_line(tmp_path, capsys):
         cli.main(["report", str(tmp_path / "train.npz"), str(tmp_path / "c.html")])
     assert cli.main(["noise", "--n", "300", "--draws", "1"]) == 0
     assert "k-NN re-embedded" in capsys.readouterr().out
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cli.main(["ablate", "none", "--n", "120"]) == 0
+    assert capsys.readouterr().out.endswith("note: only 24 certification points: slack dominates\n")
     with pytest.raises(ValueError, match=r"^pool.npz: expected arrays X, y, got X"):
         cli.main(["certify", str(tmp_path / "pool.npz")])
     with pytest.raises(ValueError, match="^representation: expected 'frozen'"):
