@@ -35,7 +35,7 @@ def test_blocks_of_robots_and_their_compaction_change_nothing(ckpt, monkeypatch)
 
     module = sys.modules["neurips26.tempo.evaluate"]
     monkeypatch.setattr(module, "LANES", 8)
-    settings = SMALL | {"lr": 1e-2, "ticks": 40, "episodes": 2}
+    settings = SMALL | {"lr": 1e-3, "ticks": 30, "episodes": 2}
     shift = shifts.Combined((shifts.RoughTerrain(0.3), shifts.Payload(40.0)))
     whole = rollout(ckpt, "tempo", shift, range(5), **settings)
     monkeypatch.setattr(module, "LANES", 2)

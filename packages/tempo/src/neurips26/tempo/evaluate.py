@@ -89,7 +89,8 @@ def _compiled(ckpt: Checkpoint, cfg: TTAConfig) -> Any:
     )
     if ("act", acts) not in ckpt._programs:
         tta = ckpt.tta(acts)
-        programs = jax.jit(jax.vmap(tta.act), donate_argnums=0), jax.jit(jax.vmap(tta.reset)), tta.init
+        init = jax.jit(jax.vmap(tta.init, in_axes=(None, 0, None)), static_argnums=2)
+        programs = jax.jit(jax.vmap(tta.act), donate_argnums=0), jax.jit(jax.vmap(tta.reset)), init
         ckpt._programs["act", acts] = programs
     if cfg.lr == 0:
         return *ckpt._programs["act", acts], None
@@ -119,8 +120,7 @@ class _Fleet:
         self._act, self._reset, init, self._learn = _compiled(ckpt, cfg)
         self.strengths, self.n = Strengths(*(jnp.asarray(x, jnp.float32) for x in cfg.strengths)), len(seeds)
         keys = jnp.stack([jax.random.key_data(jax.random.key(int(s))) for s in seeds])
-        start = ckpt.actor if theta is None else theta
-        state = jax.vmap(lambda k: init(start, k, ckpt.obs_size))(keys)
+        state = init(ckpt.actor if theta is None else theta, keys, ckpt.obs_size)
         self._rest = jax.tree.map(lambda x: np.array(x, copy=True), state)  # of all robots, running ones out of date
         # what acting neither reads nor writes is not handed over: that would cost more than the networks do
         moved_by_falls = () if cfg.restore_on_fall else ("m", "v", "moments", "snapshot", "rollbacks")

@@ -14,7 +14,6 @@ from importlib.resources import files
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from neurips26.shared.claims import DataUse, Measurement, Series
@@ -42,7 +41,7 @@ NO_TABLE = "none: the abstract gives no table"
 #: many short ones give a robot under a severe shift the updates that one long one would not. `few` robots run where an
 #: effect is large enough for them.
 SIZES = {
-    "quick": {"robots": 5, "few": 5, "ticks": 125, "episodes": 1},
+    "quick": {"robots": 5, "few": 5, "ticks": 100, "episodes": 1},
     "tune": {"robots": 8, "few": 8, "ticks": 200, "episodes": 3},
     "cpu": {"robots": 32, "few": 12, "ticks": 200, "episodes": 10},
     "gpu": {"robots": 64, "few": 64, "ticks": 1000, "episodes": 4},
@@ -176,6 +175,9 @@ def returns(
     return ctx.cell(key, lambda: _once({"tier": ctx.tier, **key}, fn))
 
 
+_shares = jax.jit(jax.vmap(probabilities, in_axes=(0, 0, None)))  # of the draws, one a robot and entry
+
+
 def measured(run: Rollout, alpha: float) -> dict[str, Any]:
     """What the record keeps of a run whose memory had priorities of sharpness `alpha`."""
     real = run.realised(horizon=100)
@@ -184,7 +186,7 @@ def measured(run: Rollout, alpha: float) -> dict[str, Any]:
     episodes, ticks, n = run.reward.shape
     bins = run.reward.reshape(episodes * ticks // BIN, BIN, n).mean(1)
     filled = ~np.isnan(run.scores)
-    shares = jax.vmap(lambda s, on: probabilities(s, on, alpha))(jnp.nan_to_num(run.scores), jnp.asarray(filled))
+    shares = _shares(np.nan_to_num(run.scores), filled, alpha)
     values = np.clip(np.nan_to_num(run.scores), VALUES[0], VALUES[-1])
     return {
         "returns": np.round(run.returns().astype(float), 4),

@@ -46,15 +46,14 @@ def gain_under_shift(ctx: Context) -> Measurement:
     """C1: TEMPO against the frozen policy at severity 3; judged on fresh seeds."""
     withhold()
     found, cells = table(ctx, CONDITIONS)
-    figures = [pictures.curves(found, ctx.figure("return-over-time.png"), BIN, SIZES[ctx.tier]["ticks"])]
     if ctx.tier == "quick":
-        figures.insert(0, pictures.gains({SEVERITY: found}, TABLE, ctx.figure("gains.png")))
-    else:
-        film, condition = ctx.figure("frozen-and-adapted.png"), shifts.of_severity("go1", "payload", SEVERITY)
-        figures += [
-            pictures.overestimation(found, ctx.figure("over-estimation.png")),
-            pictures.animation(shipped(), condition, film, seed=robots(ctx, 1)[0], **chosen("tempo")),
-        ]
+        return gain_measurement(ctx, found, cells, [pictures.gains({SEVERITY: found}, TABLE, ctx.figure("gains.png"))])
+    condition, film = shifts.of_severity("go1", "payload", SEVERITY), ctx.figure("frozen-and-adapted.png")
+    figures = [
+        pictures.curves(found, ctx.figure("return-over-time.png"), BIN, SIZES[ctx.tier]["ticks"]),
+        pictures.overestimation(found, ctx.figure("over-estimation.png")),
+        pictures.animation(shipped(), condition, film, seed=robots(ctx, 1)[0], **chosen("tempo")),
+    ]
     return gain_measurement(ctx, found, cells, figures)
 
 
