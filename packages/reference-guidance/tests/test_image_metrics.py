@@ -15,9 +15,9 @@ def picture(path, values):
 
 def test_distances_of_known_features():
     g = torch.Generator().manual_seed(0)
-    real = torch.randn(400, 3, generator=g, dtype=torch.float64)
+    real = torch.randn(150, 3, generator=g, dtype=torch.float64)
     same = image_metrics.inception_distances(real, real)
-    assert same["FID"] == pytest.approx(0, abs=1e-6) and abs(same["KID"]) < 0.1
+    assert same["FID"] == pytest.approx(0, abs=1e-6) and abs(same["KID"]) < 0.3
     away = image_metrics.inception_distances(real, real + torch.tensor([0.0, 3.0, 4.0]))
     assert away["FID"] == pytest.approx(25, rel=1e-6)  # equal covariances: the squared distance of the means
     assert away["KID"] > 1
