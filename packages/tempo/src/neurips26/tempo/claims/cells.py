@@ -42,8 +42,8 @@ NO_TABLE = "none: the abstract gives no table"
 #: effect is large enough for them.
 SIZES = {
     "quick": {"robots": 5, "few": 5, "ticks": 100, "episodes": 1},
-    "tune": {"robots": 8, "few": 8, "ticks": 200, "episodes": 3},
-    "cpu": {"robots": 32, "few": 12, "ticks": 200, "episodes": 10},
+    "tune": {"robots": 8, "few": 8, "ticks": 200, "episodes": 2},
+    "cpu": {"robots": 24, "few": 8, "ticks": 200, "episodes": 10},
     "gpu": {"robots": 64, "few": 64, "ticks": 1000, "episodes": 4},
 }
 FIRST_ROBOT = {"cpu": 300}  # robots of the CPU tier begin after all that any earlier look at a claim has seen
