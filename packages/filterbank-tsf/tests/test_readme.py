@@ -23,12 +23,12 @@ def test_tables_are_those_of_the_record():
     assert tool["fill"](README, json.loads(tool["RECORD"].read_text("utf-8"))) == README
 
 
-def test_the_example_runs(tmp_path, monkeypatch, capsys):
+def test_the_examples_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
-    code = re.search(r"^```python\n(.*?)^```", README, re.M | re.S)
-    assert code
-    exec(code[1], {"__name__": "readme"})
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```", README, re.M | re.S))
+    assert code.count("import pandas") == 1
+    exec(code, {"__name__": "readme"})
     assert (tmp_path / "forecast.png").read_bytes()[:4] == b"\x89PNG" and capsys.readouterr().out
 
 
