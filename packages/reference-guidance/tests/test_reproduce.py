@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from neurips26.reference_guidance import ReferenceBank, reproduce
+from neurips26.reference_guidance.author_runs import afhq, released
 from neurips26.reference_guidance.cli import main
 from neurips26.reference_guidance.grid import run_grid
 from neurips26.reference_guidance.image_metrics import clip_scores
@@ -35,18 +36,18 @@ def test_a_saved_pipeline_takes_prompts(pipe):
 
 
 def test_every_released_experiment_resolves(tmp_path):
-    names = reproduce.released()["experiments"]
+    names = released()["experiments"]
     assert len(names) == 19
     for name in names:
-        how = reproduce.released(name)
+        how = released(name)
         assert (
             how["model"].endswith("klein-4B") and how["height"] == 768 and 0 <= how["window"][0] < how["window"][1] <= 1
         )
-    assert reproduce.released("cat-van-gogh")["strength"] == 1.0
-    assert reproduce.released("savanna-giraffe")["window"] == [0.0, 0.95]
-    assert (reproduce.released("hand-horns")["strength"], reproduce.released("keyhole")["seed"]) == (0.6, 523)
+    assert released("cat-van-gogh")["strength"] == 1.0
+    assert released("savanna-giraffe")["window"] == [0.0, 0.95]
+    assert (released("hand-horns")["strength"], released("keyhole")["seed"]) == (0.6, 523)
     with pytest.raises(ValueError, match="name: expected one of"):
-        reproduce.released("pink-elephants")
+        released("pink-elephants")
 
 
 def test_released_experiment_runs_in_small_and_continues(pipe, tmp_path):
@@ -259,7 +260,6 @@ class MeanMetricOfPairs:
 
 def test_afhq_runs_in_small_and_goes_on(tmp_path, capsys, monkeypatch):
     from neurips26.reference_guidance import image_metrics
-    from neurips26.reference_guidance.afhq import afhq
     from neurips26.reference_guidance.tiny import tiny_pipeline
 
     assert afhq()["experiments"] == ["afhq-balance", "afhq-dit", "afhq-set-size", "afhq-spg"]

@@ -6,7 +6,6 @@ checkpoint, the model, the pictures of each set, and the decoded photographs tha
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,25 +16,17 @@ from PIL import Image
 from torch import Tensor
 
 from neurips26.reference_guidance import afhq_report
+from neurips26.reference_guidance.author_runs import afhq
 from neurips26.reference_guidance.bank import ReferenceBank
 from neurips26.reference_guidance.bridge import euler_sample
 from neurips26.reference_guidance.images import list_images
 from neurips26.reference_guidance.layouts import LatentSpace
 from neurips26.shared import runs
-from neurips26.shared.arrays import check_choice
 
-__all__ = ["CONFIGS", "afhq", "run_afhq"]
+__all__ = ["run_afhq"]
 
-CONFIGS = Path(__file__).parent / "configs" / "afhq.toml"
 #: Pictures drawn and decoded at a time.
 _BATCH = 50
-
-
-def afhq(name: str = "") -> dict[str, Any]:
-    """Settings of one run, or the names of all."""
-    configs = tomllib.loads(CONFIGS.read_text("utf-8"))
-    defaults = configs.pop("defaults")
-    return defaults | configs[check_choice(name, "name", configs)] if name else {"experiments": sorted(configs)}
 
 
 def run_afhq(

@@ -177,6 +177,7 @@ class Reproduce:
 
         from neurips26.reference_guidance import reproduce
         from neurips26.reference_guidance.afhq import run_afhq
+        from neurips26.reference_guidance.author_runs import released
 
         if self.name.startswith("afhq"):
             _check_device(self.device)
@@ -186,7 +187,7 @@ class Reproduce:
                 self.name, self.images, self.out / "afhq", self.device, self.download, vae=self.pipe, side=self.size,
                 steps=self.steps, samples=self.samples, batch=self.batch, dim=self.dim, depth=self.depth,
             )  # fmt: skip
-        how = reproduce.released(self.name)
+        how = released(self.name)
         dtype = torch.bfloat16 if self.device.startswith("cuda") else None
         _check_device(self.device)
         if self.pipe.startswith("tiny:"):
@@ -209,8 +210,7 @@ class Released:
 
     def run(self) -> dict[str, Any]:
         """List or show."""
-        from neurips26.reference_guidance.afhq import afhq
-        from neurips26.reference_guidance.reproduce import released
+        from neurips26.reference_guidance.author_runs import afhq, released
 
         if not self.name:
             return {"experiments": released()["experiments"] + afhq()["experiments"]}

@@ -60,7 +60,8 @@ class ReferenceGuidanceCallback(PipelineCallback):
     """The released guidance as a ``callback_on_step_end``, for pipelines whose scheduler cannot be swapped.
 
     ``pipe(..., callback_on_step_end=ReferenceGuidanceCallback(guidance))``; the guidance's ``mode``, ``"released"`` or
-    ``"released_first"``, chooses the version.
+    ``"released_first"``, chooses the version. A callback sees latents alone: where they are packed, it cannot tell a bank of
+    64x96 from a picture of 96x64, which :func:`guide` refuses.
     """
 
     tensor_inputs: ClassVar[list[str]] = ["latents"]

@@ -7,29 +7,17 @@ a folder), and keeps, beside the pictures, what guidance did in every step and t
 from __future__ import annotations
 
 import itertools
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from neurips26.reference_guidance.author_runs import released
 from neurips26.reference_guidance.bank import ReferenceBank
 from neurips26.reference_guidance.grid import claim, digest_of, pipe_identity, run_grid
 from neurips26.shared.arrays import check_choice, check_int
 
-__all__ = ["CONFIGS", "load_pipeline", "released", "run_released"]
-
-CONFIGS = Path(__file__).parent / "configs" / "released.toml"
-
-
-def released(name: str = "") -> dict[str, Any]:
-    """Settings of one released experiment, or the names of all."""
-    configs = tomllib.loads(CONFIGS.read_text("utf-8"))
-    defaults = configs.pop("defaults")
-    if not name:
-        return {"experiments": sorted(configs)}
-    check_choice(name, "name", configs)
-    return defaults | configs[name]
+__all__ = ["load_pipeline", "run_released"]
 
 
 def load_pipeline(name: str, dtype: torch.dtype | None = None) -> Any:

@@ -91,11 +91,12 @@ def klein_control(ctx: Context) -> Measurement:
     from transformers import CLIPModel, CLIPProcessor
 
     from neurips26.reference_guidance import reproduce
+    from neurips26.reference_guidance.author_runs import released
     from neurips26.reference_guidance.image_metrics import clip_scores
 
     clip = "openai/clip-vit-base-patch32"
     judge, processor = CLIPModel.from_pretrained(clip), CLIPProcessor.from_pretrained(clip)
-    pipe = reproduce.load_pipeline(reproduce.released(KLEIN[0])["model"], torch.bfloat16).to("cuda")
+    pipe = reproduce.load_pipeline(released(KLEIN[0])["model"], torch.bfloat16).to("cuda")
 
     def scores(seed: int) -> dict[str, dict[str, float]]:
         found: list[dict[str, tuple[float, float]]] = []
@@ -107,7 +108,7 @@ def klein_control(ctx: Context) -> Measurement:
                 "unguided": {"picture": row["base"], "distance": row["base distance"]},
             } | row["rivals"]
             images = [Image.open(out / d["picture"]) for d in drawn.values()]
-            text = reproduce.released(name)["reference_prompt"]
+            text = released(name)["reference_prompt"]
             likeness = clip_scores(images, text, judge, processor)
             found.append({k: (s, drawn[k]["distance"]) for k, s in zip(drawn, likeness)})
         return {
