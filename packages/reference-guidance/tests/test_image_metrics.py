@@ -52,10 +52,10 @@ def test_weights_are_never_fetched_unasked(tmp_path, monkeypatch):
     pytest.importorskip("torchvision")
     for i in range(2):
         picture(tmp_path / f"{i}.png", [i, 0, 0])
-    monkeypatch.setattr(image_metrics, "INCEPTION", tmp_path / "none" / "inception.pt")
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
     with pytest.raises(
-        image_metrics.WeightsMissing, match=r"Inception: expected its weights at .*none/inception\.pt; put"
+        image_metrics.WeightsMissing,
+        match=r"Inception: expected its weights at .*hub/checkpoints/inception-2015-12-05\.pt; put",
     ):
         image_metrics.inception_features(tmp_path)
     with pytest.raises(image_metrics.WeightsMissing, match=r"LPIPS: expected its weights at .*hub/checkpoints/alexnet"):
@@ -67,9 +67,34 @@ def test_weights_are_never_fetched_unasked(tmp_path, monkeypatch):
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
     with pytest.raises(image_metrics.WeightsMissing, match=r"LPIPS: https://.* could not be fetched \(no route\)"):
         image_metrics.lpips_diversity(tmp_path, download=True)
-    monkeypatch.setattr("cleanfid.features.build_feature_extractor", offline)
+    monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
     with pytest.raises(image_metrics.WeightsMissing, match=r"Inception: https://.* could not be fetched \(no route\)"):
         image_metrics.inception_features(tmp_path, download=True)
+
+
+def test_inception_is_read_from_torchs_folder(tmp_path, monkeypatch):
+    pytest.importorskip("cleanfid")
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+
+    class Inception(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.Sequential(
+                torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 2048)
+            )
+
+        def forward(self, x):
+            return self.layers(x)
+
+    def fetched(url, path):
+        assert url == image_metrics.INCEPTION_URL
+        torch.jit.script(Inception()).save(path)
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fetched)
+    picture(tmp_path / "a.png", [1, 2, 3])
+    first = image_metrics.inception_features(tmp_path, download=True)
+    assert first.shape == (1, 2048) and (tmp_path / "checkpoints" / "inception-2015-12-05.pt").exists()
+    torch.testing.assert_close(image_metrics.inception_features(tmp_path), first)
 
 
 def test_lpips_diversity_with_a_random_alexnet(tmp_path, monkeypatch):

@@ -269,7 +269,6 @@ def test_afhq_runs_in_small_and_goes_on(tmp_path, capsys, monkeypatch):
         (tmp_path / "in" / species).mkdir(parents=True)
         for j in range(3):
             Image.new("RGB", (40, 30), (i * 200, j * 90, 20)).save(tmp_path / "in" / species / f"{j}.png")
-    monkeypatch.setattr(image_metrics, "INCEPTION", tmp_path / "none.pt")
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     small = ["--pipe", str(tmp_path / "vae"), "--images", str(tmp_path / "in"), "--out", str(tmp_path), "--size", "16"]
     small += ["--steps", "2", "--samples", "3", "--batch", "2", "--dim", "96", "--depth", "1"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -52,12 +50,10 @@ class ConvJudge:
         test: images and labels that it is not fitted to.
         epochs: passes over the training images.
         width: channels of the first layers.
-        report: called after each pass.
     """
 
     def __init__(
-        self, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], epochs: int = 40, width: int = 32,
-        report: Callable[[int], object] | None = None,
+        self, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], epochs: int = 40, width: int = 32
     ) -> None:  # fmt: skip
         images, labels = train
         g = torch.Generator().manual_seed(0)
@@ -68,7 +64,7 @@ class ConvJudge:
             parameters = [*self.body.parameters(), *self.head.parameters()]
             optimizer = torch.optim.AdamW(parameters, weight_decay=0.05)
             rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=epochs * (len(images) // BATCH))
-            for epoch in range(epochs):
+            for _ in range(epochs):
                 order = torch.randperm(len(images), generator=g)
                 for index in order[: len(images) // BATCH * BATCH].split(BATCH):
                     x = augmented(images[index], g).contiguous(memory_format=torch.channels_last)
@@ -78,8 +74,6 @@ class ConvJudge:
                     loss.backward()
                     optimizer.step()
                     rate.step()
-                if report is not None:
-                    report(epoch + 1)
         self.body.eval().requires_grad_(False)
         self.head.requires_grad_(False)
         self.accuracy = float((self.predict(test[0]) == test[1]).double().mean())

@@ -30,8 +30,7 @@ __all__ = [
     "read_pixels",
 ]
 
-#: Where clean-fid looks for Inception, and where it gets it from.
-INCEPTION = Path("/tmp/inception-2015-12-05.pt")
+#: Where clean-fid gets Inception from.
 INCEPTION_URL = "https://nvlabs-fi-cdn.nvidia.com/stylegan2-ada-pytorch/pretrained/metrics/inception-2015-12-05.pt"
 
 
@@ -44,9 +43,12 @@ def _batches(items: list[Any], n: int = 16) -> Iterator[list[Any]]:
         yield items[i : i + n]
 
 
-def _check_weights(name: str, path: Path, url: str, download: bool) -> None:
+def _weights(name: str, url: str, download: bool) -> Path:
+    """Where torch keeps, or will keep, the file of this address."""
+    path = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(url).path).name
     if not path.exists() and not download:
         raise WeightsMissing(f"{name}: expected its weights at {path}; put {url} there, or allow the download")
+    return path
 
 
 # FID and KID ------------------------------------------------------------------------------------------------------------
@@ -67,13 +69,18 @@ def inception_features(folder: Path, device: str = "cpu", download: bool = False
 
 
 def _inception(device: str, download: bool) -> Any:
-    from cleanfid import features
+    """The network of clean-fid, a TorchScript file, from torch's folder: clean-fid itself would read and write the system's
+    temporary folder, where anybody could lay a program in its place."""
+    from cleanfid.inception_torchscript import InceptionV3W
 
-    _check_weights("Inception", INCEPTION, INCEPTION_URL, download)
+    path = _weights("Inception", INCEPTION_URL, download)
     try:
-        return features.build_feature_extractor("clean", torch.device(device), use_dataparallel=False)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(INCEPTION_URL, str(path))
     except OSError as error:
         raise WeightsMissing(f"Inception: {INCEPTION_URL} could not be fetched ({error})") from error
+    return InceptionV3W(str(path.parent), download=False).to(torch.device(device)).eval()
 
 
 class _AtHand(nn.Module):
@@ -146,7 +153,7 @@ def _lpips(device: str, download: bool) -> Any:
     from torchvision.models import AlexNet_Weights
 
     url = AlexNet_Weights.DEFAULT.url
-    _check_weights("LPIPS", Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(url).path).name, url, download)
+    _weights("LPIPS", url, download)
     try:
         return LearnedPerceptualImagePatchSimilarity(net_type="alex").to(device)
     except OSError as error:

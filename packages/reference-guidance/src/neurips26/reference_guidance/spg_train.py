@@ -272,7 +272,7 @@ class SPGTrainer:
         asked, theirs = asdict(self.config), dict(state["config"])
         if not self.config.cooldown:
             theirs["steps"] = asked["steps"]
-        theirs |= state["sizes"]
+        theirs |= state.get("sizes", {})
         asked |= self._sizes()
         other = [f"{k} {theirs.get(k)} (asked {v})" for k, v in asked.items() if theirs.get(k) != v]
         if state["data"] != self._data:

@@ -29,7 +29,7 @@ SMOOTH = (
 )
 
 
-#: Seeds that an earlier judge was seen on.
+#: Seeds below this one were looked at with another judge.
 SEEN = 400
 
 

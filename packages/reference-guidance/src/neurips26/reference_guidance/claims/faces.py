@@ -31,7 +31,7 @@ def _faces() -> Path:
     return data.require(SLUG, "olivetti_faces_64.npz")
 
 
-#: The face rows of earlier records had seen this many seeds when their flows and numbers of seeds were settled anew.
+#: Seeds of the face rows below this one were looked at while their flows and numbers of seeds were settled.
 SEEN = 400
 #: Seeds of an attribute: sets differ in how well they show a style, and people in how well they are told apart.
 SEEDS = {"tint": 9, "style": 60, "layout": 9, "person": 30}
