@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from neurips26.reference_guidance.flows import VectorFlow, noise_levels, sample_flow
+from neurips26.reference_guidance.flows import MeanFlow, noise_levels, sample_flow
 from neurips26.reference_guidance.metrics import AttributeClassifier
 
 __all__ = ["CHOSEN", "RIVALS", "RIVAL_GRID", "Rivals", "classified", "prompted", "sdedit"]
@@ -67,7 +67,7 @@ def classified(flow: Velocity, probe: AttributeClassifier, target: int, strength
     return velocity
 
 
-def prompted(flow: VectorFlow, prompt: int, weight: float) -> Velocity:
+def prompted(flow: MeanFlow, prompt: int, weight: float) -> Velocity:
     """Classifier-free guidance by the prompt; weight 1 is the prompt alone."""
 
     def velocity(x: Tensor, t: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from neurips26.reference_guidance.bank import ReferenceBank
 from neurips26.reference_guidance.baselines import RIVAL_GRID, Rivals, classified, prompted, sdedit
-from neurips26.reference_guidance.flows import VectorFlow, sample_flow
+from neurips26.reference_guidance.flows import MeanFlow, sample_flow
 from neurips26.reference_guidance.guidance import ExtrapolationWarning, ReferenceMeanGuidance
 from neurips26.reference_guidance.metrics import AttributeClassifier, Judge, copy_distance, spread
 from neurips26.shared import seeding
@@ -82,7 +82,7 @@ def measured(x: Tensor, judge: Judge, target: int, bank: ReferenceBank) -> dict[
 
 
 def control(
-    flow: VectorFlow, bank: ReferenceBank, judge: Judge, target: int, noise: Tensor, seed: int,
+    flow: MeanFlow, bank: ReferenceBank, judge: Judge, target: int, noise: Tensor, seed: int,
     rivals: Rivals, prompt: int | None = None, curve: Curve | None = None, probe: AttributeClassifier | None = None,
 ) -> dict[str, dict[str, float]]:  # fmt: skip
     """Rate of the attribute, copy distance and spread: unguided, over the strength curve, and for the rivals.

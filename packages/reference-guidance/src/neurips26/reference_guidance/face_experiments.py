@@ -21,12 +21,13 @@ from neurips26.reference_guidance.control import (
     pick,
     trusted,
 )
-from neurips26.reference_guidance.flows import VectorFlow, train_flow
+from neurips26.reference_guidance.flows import MeanFlow, VectorFlow, train_flow
 from neurips26.reference_guidance.metrics import AttributeClassifier, Judge, NearestClassifier, pixels_and_squares
 from neurips26.reference_guidance.toys import Split, faces, join, photographs
 from neurips26.shared import seeding
 
-__all__ = ["face_control", "faces_and_judges", "identity_control", "mixed_flow", "people_and_judge", "people_flow"]
+__all__ = ["FACE_TARGETS", "attribute_control", "face_control", "faces_and_judges", "identity_control", "mixed_flow"]
+__all__ += ["people_and_judge", "people_flow"]
 
 
 #: Optimiser steps of the two flows.
@@ -37,14 +38,13 @@ COPIES = 6
 
 
 @cache
-def faces_and_judges(path: Path) -> tuple[Split, Split, dict[str, Judge]]:
+def faces_and_judges(path: Path, side: int = 16) -> tuple[Split, Split, dict[str, Judge]]:
     """Faces with attributes: 30 people to train on, photographs 5 to 9 of the other ten for banks, and the judges.
 
     Tint, style and layout are judged by rules fitted to the 30 people and tested on the other ten. A person is the one
     of the nearest image among photographs 0 to 4 (which no bank holds).
     """
-    grey = photographs(path)
-    every = faces(grey)
+    every = faces(photographs(path, side))
     known, early = every.labels["person"] < 30, torch.arange(len(every)) // 27 % 10 < 5
     train, bank = every.take(known.nonzero().flatten()), every.take((~known & ~early).nonzero().flatten())
     some = pick(torch.arange(len(train)), 1500, 1, "judge")
@@ -87,22 +87,39 @@ def face_control(
         names: attributes.
         curve, rivals: see :func:`control`.
     """
-    train, pool, judges = faces_and_judges(path)
-    flow, shape = mixed_flow(path, trained), tuple(train.images.shape[1:])
+    _, pool, judges = faces_and_judges(path)
+    flow = mixed_flow(path, trained)
     out: dict[str, Any] = {}
     wanted: dict[str, tuple[int, int | None]] = {**FACE_TARGETS, "person": (30 + seed % 10, None)}
     for name in names:
         target, prompt = wanted[name]
-        judge = trusted(judges[name], name)
-        inside = pick(pool.where(**{name: target}), BANK, seed, name)
-        bank = ReferenceBank.from_latents(pool.images[inside])
-        noise, how = draw_noise(n, shape, seed, name), rivals or RIVALS[name]
-        out[name] = control(flow, bank, judge, target, noise, seed, how, prompt, curve)
-        rest = pool.where(**{name: target})
-        rest = pick(rest[~torch.isin(rest, inside)], 80, seed, name, "rest")
-        real = pool.images[rest]
-        out[name]["held out"] = measured(real, judge, target, bank)
+        how = rivals or RIVALS[name]
+        out[name] = attribute_control(flow, pool, judges[name], name, target, seed, n, how, prompt, curve)
     return out
+
+
+def attribute_control(
+    flow: MeanFlow, pool: Split, judge: Judge, name: str, target: int, seed: int, n: int, rivals: Rivals,
+    prompt: int | None = None, curve: Curve | None = None,
+) -> dict[str, dict[str, float]]:  # fmt: skip
+    """Control by a bank of 20 that share one value of one attribute, beside up to 80 other real images that do.
+
+    Args:
+        flow: the frozen flow.
+        pool: images that it never saw.
+        judge: of the attribute.
+        name: of the attribute.
+        target: the value that the bank shares.
+        seed: of bank and noise.
+        n: samples a method.
+        rivals, prompt, curve: see :func:`control`.
+    """
+    wanted = pool.where(**{name: target})
+    inside = pick(wanted, BANK, seed, name)
+    bank, noise = ReferenceBank.from_latents(pool.images[inside]), draw_noise(n, pool.images.shape[1:], seed, name)
+    found = control(flow, bank, trusted(judge, name), target, noise, seed, rivals, prompt, curve)
+    rest = pick(wanted[~torch.isin(wanted, inside)], 80, seed, name, "rest")
+    return found | {"held out": measured(pool.images[rest], judge, target, bank)}
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,22 +15,37 @@ from torch.optim.swa_utils import AveragedModel
 from neurips26.reference_guidance.guidance import ReferenceMeanGuidance
 from neurips26.reference_guidance.schedulers import guided_scheduler
 from neurips26.shared import seeding
-from neurips26.shared.arrays import check_choice
+from neurips26.shared.arrays import check_choice, check_real
 
-__all__ = ["VectorFlow", "noise_levels", "sample_flow", "train_flow"]
+__all__ = ["MeanFlow", "VectorFlow", "fit_flow", "noise_levels", "sample_flow", "train_flow"]
 
 #: The flow is trained at noise levels from this one up. Of the levels of 20 steps (1 to 0.054, then 0.001) only the last
 #: lies below it.
 LOWEST_SIGMA = 0.05
 
 
-class VectorFlow(nn.Module):
-    """A residual network over flattened images that predicts the endpoint mean ``mu``, handed out as ``v = (x - mu) / sigma``.
+class MeanFlow(nn.Module):
+    """A network that predicts the endpoint mean ``mu``, handed out as ``v = (x - mu) / sigma``.
 
     To predict diffusers' ``v = noise - data`` itself, a network would have to carry all the noise of its input through its
-    width; where that is smaller than the image, noise stays in the samples. ``prompt`` 0 is "no prompt"; other values
-    stand for a label in words.
+    width; where that is smaller than the image, noise stays in the samples.
     """
+
+    def mean(self, x: Tensor, t: Tensor, prompt: Tensor | None = None) -> Tensor:
+        """Endpoint mean at samples ``x`` and times ``t`` from noise (0) to data (1)."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, t: Tensor, prompt: Tensor | None = None) -> Tensor:
+        """``v`` at samples ``x`` and times ``t``."""
+        sigma = (1 - t).clamp_min(LOWEST_SIGMA).reshape(-1, *[1] * (x.ndim - 1))
+        return (x - self.mean(x, t, prompt)) / sigma
+
+
+Flow = TypeVar("Flow", bound=MeanFlow)
+
+
+class VectorFlow(MeanFlow):
+    """A residual network over flattened images; ``prompt`` 0 is "no prompt", other values stand for a label in words."""
 
     def __init__(self, shape: tuple[int, ...], width: int = 512, depth: int = 3, prompts: int = 1) -> None:
         super().__init__()
@@ -53,11 +69,6 @@ class VectorFlow(nn.Module):
             h = h + block(h + c)
         return self.outside(h).reshape(x.shape)
 
-    def forward(self, x: Tensor, t: Tensor, prompt: Tensor | None = None) -> Tensor:
-        """``v`` at samples ``x`` and times ``t``."""
-        sigma = (1 - t).clamp_min(LOWEST_SIGMA).reshape(-1, *[1] * (x.ndim - 1))
-        return (x - self.mean(x, t, prompt)) / sigma
-
 
 def _warmed_up(average: Tensor, new: Tensor, count: Tensor | int) -> Tensor:
     """An exponential average (decay 0.995) that follows closely at first."""
@@ -68,25 +79,38 @@ def train_flow(
     images: Tensor, steps: int, seed: int, width: int = 512, prompts: Tensor | None = None, batch: int = 256,
     times: str = "uniform",
 ) -> VectorFlow:  # fmt: skip
+    """A frozen residual network of this width over the images; see :func:`fit_flow`."""
+    said = 1 if prompts is None else int(prompts.max()) + 1
+    return fit_flow(
+        lambda: VectorFlow(tuple(images.shape[1:]), width, prompts=said), images, steps, seed, prompts, batch, times
+    )
+
+
+def fit_flow(
+    build: Callable[[], Flow], images: Tensor, steps: int, seed: int, prompts: Tensor | None = None, batch: int = 256,
+    times: str = "uniform", rate: float = 2e-3,
+) -> Flow:  # fmt: skip
     """A frozen base flow: rectified flow matching with AdamW, cosine rate and a warmed-up weight average.
 
     Args:
-        images: training set.
+        build: makes the network, its weights drawn from torch's generator.
+        images: training set (n, *shape).
         steps: optimiser steps.
         seed: of weights, batches and noise.
-        width: of the network.
         prompts: labels in words, (n, k) with one of k columns revealed at random, or nothing, at each step.
         batch: samples a step.
         times: "uniform", or "logit-normal" (as Stable Diffusion 3 is trained): more of the middle, where a sample decides
             what it shows.
+        rate: highest learning rate.
     """
     check_choice(times, "times", ("uniform", "logit-normal"))
+    check_real(rate, "rate", minimum=0, inclusive=False)
     g = torch.Generator().manual_seed(seeding.derive(seed, "flow") % 2**62)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = VectorFlow(tuple(images.shape[1:]), width, prompts=1 if prompts is None else int(prompts.max()) + 1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=1e-4, fused=True)
-    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
+        model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=1e-4, fused=True)
+    cosine = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
     ema = AveragedModel(model, avg_fn=_warmed_up)
     for _ in range(steps):
         index = torch.randint(len(images), (batch,), generator=g)
@@ -106,7 +130,7 @@ def train_flow(
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-        rate.step()
+        cosine.step()
         ema.update_parameters(model)
     return ema.module.eval().requires_grad_(False)
 

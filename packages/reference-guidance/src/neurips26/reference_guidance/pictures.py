@@ -13,9 +13,9 @@ from neurips26.reference_guidance import animals
 from neurips26.reference_guidance.bank import ReferenceBank
 from neurips26.reference_guidance.control import BANK, draw_noise, pick, settings
 from neurips26.reference_guidance.face_experiments import faces_and_judges, mixed_flow
-from neurips26.reference_guidance.flows import VectorFlow, sample_flow
+from neurips26.reference_guidance.flows import MeanFlow, VectorFlow, sample_flow
 from neurips26.reference_guidance.posterior import reference_mean
-from neurips26.reference_guidance.toys import digits, moons, split
+from neurips26.reference_guidance.toys import Split, digits, moons, split
 from neurips26.shared import plots
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "composition_strip",
     "contact_sheet",
     "digit_sheets",
+    "dit_face_sheet",
     "face_sheet",
     "moon_fields",
     "spg_sheet",
@@ -130,8 +131,18 @@ def moon_fields(path: Path, seed: int) -> None:
 
 def face_sheet(path: Path, data: Path, seed: int) -> None:
     """Unguided and guided faces for three attributes, with nearest references."""
-    _, pool, _ = faces_and_judges(data)
-    flow = mixed_flow(data, seed)
+    _attribute_sheet(path, mixed_flow(data, seed), faces_and_judges(data)[1], seed)
+
+
+def dit_face_sheet(path: Path, data: Path, seed: int) -> None:
+    """The same of the flow over 32x32 faces."""
+    from neurips26.reference_guidance import dit_faces
+
+    pool = faces_and_judges(data, dit_faces.SIDE)[1]
+    _attribute_sheet(path, dit_faces.dit_flow(data, seed), pool, seed)
+
+
+def _attribute_sheet(path: Path, flow: MeanFlow, pool: Split, seed: int) -> None:
     noise = draw_noise(12, tuple(pool.images.shape[1:]), seed, "sheet")
     rows = [("unguided", sample_flow(flow, noise))]
     for name, label, target in (("tint", "red", 0), ("style", "sketch", 1), ("layout", "left", 1)):

@@ -36,6 +36,11 @@ from neurips26.reference_guidance.claims.faces import (
     faces_identity,
     faces_identity_not_copied,
 )
+from neurips26.reference_guidance.claims.dit_faces import (
+    faces_dit_colour,
+    faces_dit_style,
+    faces_dit_structure,
+)
 from neurips26.reference_guidance.claims.animals import (
     tune_animals,
     cats_dogs_control,
@@ -82,6 +87,9 @@ __all__ = [
     "digits_over_average",
     "faces_colour",
     "faces_colour_not_copied",
+    "faces_dit_colour",
+    "faces_dit_structure",
+    "faces_dit_style",
     "faces_identity",
     "faces_identity_mixed",
     "faces_identity_mixed_not_copied",
