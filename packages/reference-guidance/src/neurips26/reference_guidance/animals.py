@@ -13,13 +13,15 @@ from neurips26.reference_guidance.bank import ReferenceBank
 from neurips26.reference_guidance.baselines import RIVALS, Rivals
 from neurips26.reference_guidance.control import BANK, Curve, average, control, draw_noise, measured, pick
 from neurips26.reference_guidance.conv_judge import ConvJudge
-from neurips26.reference_guidance.flows import VectorFlow, train_flow
-from neurips26.reference_guidance.metrics import AttributeClassifier, oriented_gradients
+from neurips26.reference_guidance.flows import MeanFlow, VectorFlow, train_flow
+from neurips26.reference_guidance.metrics import AttributeClassifier, Judge, oriented_gradients
 from neurips26.reference_guidance.toys import Split, cats_and_dogs
 
-__all__ = ["SPECIES", "animal_control", "animal_flow", "probe", "photographs_and_judge"]
+__all__ = ["SPECIES", "animal_control", "animal_flow", "photographs_and_judge", "probe", "species_control"]
 
 SPECIES = ("cat", "dog")
+#: Of the training photographs, those with this remainder by two are the flow's.
+FLOW_PART = 1
 #: Steps of the flow.
 ANIMAL_STEPS = 800
 
@@ -33,7 +35,7 @@ def photographs_and_judge(path: Path) -> tuple[Split, Split, ConvJudge]:
     """
     train, test = cats_and_dogs(path)
     order = torch.arange(len(train))
-    flow, judged = (train.take((order % 2 == part).nonzero().flatten()) for part in (1, 0))
+    flow, judged = (train.take((order % 2 == part).nonzero().flatten()) for part in (FLOW_PART, 1 - FLOW_PART))
     judge = ConvJudge((judged.images, judged.labels["species"]), (test.images, test.labels["species"]))
     return flow, test, judge
 
@@ -70,16 +72,32 @@ def animal_control(
         n: samples a set.
         curve, rivals: see :func:`control`.
     """
-    train, test, judge = photographs_and_judge(path)
-    flow, shape = animal_flow(path, trained), tuple(train.images.shape[1:])
+    _, test, judge = photographs_and_judge(path)
+    how = rivals or RIVALS["animals"]
+    return species_control(animal_flow(path, trained), test, judge, seed, how, sets, n, curve, probe(path))
+
+
+def species_control(
+    flow: MeanFlow, test: Split, judge: Judge, seed: int, rivals: Rivals, sets: int, n: int, curve: Curve | None = None,
+    probe: AttributeClassifier | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """See :func:`animal_control`; ``flow`` takes prompts (species + 1) where there is a ``probe``.
+
+    Args:
+        flow: the frozen flow over images or latents like those of ``test``.
+        test: what sets are made of, and real ones to compare with.
+        judge: of the species.
+        seed, rivals, sets, n, curve, probe: see :func:`animal_control` and :func:`control`.
+    """
+    shape = tuple(test.images.shape[1:])
     sides: list[list[dict[str, Any]]] = [[], []]
     for draw, species in itertools.product(range(sets), (0, 1)):
         pool = test.where(species=species)
         inside = pick(pool, BANK, seed, species, draw)
         bank, noise = ReferenceBank.from_latents(test.images[inside]), draw_noise(n, shape, seed, "animals", draw)
         # the target of the probe is the set's species; the rate counts dogs under both
-        how = rivals or RIVALS["animals"]
-        row = control(flow, bank, judge, species, noise, seed + draw, how, species + 1, curve, probe(path))
+        said = None if probe is None else species + 1
+        row = control(flow, bank, judge, species, noise, seed + draw, rivals, said, curve, probe)
         x = test.images[pick(pool[~torch.isin(pool, inside)], 200, seed, species, draw, "rest")]
         sides[species].append(row | {"held out": measured(x, judge, species, bank)})
     cats, dogs = (average(rows) for rows in sides)

@@ -16,12 +16,16 @@ def _layer(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class Body(nn.Module):
-    """Five convolutions and an average over positions: images to ``4 * width`` features."""
+    """Five convolutions and an average over positions: images to ``4 * width`` features.
 
-    def __init__(self, channels: int, width: int) -> None:
+    Larger images are averaged down to the side it is trained at.
+    """
+
+    def __init__(self, channels: int, width: int, side: int) -> None:
         super().__init__()
         self.num_features = 4 * width
         self.layers = nn.Sequential(
+            nn.AdaptiveAvgPool2d(side),
             _layer(channels, width), _layer(width, width), nn.MaxPool2d(2),
             _layer(width, 2 * width), _layer(2 * width, 2 * width), nn.MaxPool2d(2),
             _layer(2 * width, 4 * width), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
@@ -59,7 +63,7 @@ class ConvJudge:
         g = torch.Generator().manual_seed(0)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            self.body = Body(images.shape[1], width).to(memory_format=torch.channels_last)
+            self.body = Body(images.shape[1], width, images.shape[-1]).to(memory_format=torch.channels_last)
             self.head = nn.Linear(self.body.num_features, int(labels.max()) + 1)
             parameters = [*self.body.parameters(), *self.head.parameters()]
             optimizer = torch.optim.AdamW(parameters, weight_decay=0.05)

@@ -176,13 +176,14 @@ def spg_sheet(path: Path, case: Any, attribute: str, seed: int) -> None:
 
     model = spg_experiments.trained(case, "SPG", seed)
     noise = draw_noise(14, tuple(case.train.images.shape[1:]), seed, "sheet")
-    rows = [("mixed set", spg_experiments.samples(model, noise, case.mixed_set(seed)))]
+    show = case.pictures
+    rows = [("mixed set", show(spg_experiments.samples(model, noise, case.mixed_set(seed))))]
     kinds = case.kinds(attribute)
     for kind in (kinds[0], kinds[-1]):
         bank = ReferenceBank.from_latents(case.unseen.images[case.unseen.where(**{attribute: kind})])
         x = spg_experiments.samples(model, noise, bank.latents)
         rows += [
-            (f"set of one {attribute}: {case.names[attribute][kind]}", x),
-            ("nearest reference", bank.latents[bank.nearest(x)[0]]),
+            (f"set of one {attribute}: {case.names[attribute][kind]}", show(x)),
+            ("nearest reference", show(bank.latents[bank.nearest(x)[0]])),
         ]
     contact_sheet(path, rows, "one generator, one set of noises, three sets")

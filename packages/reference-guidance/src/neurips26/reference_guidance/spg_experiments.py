@@ -1,10 +1,11 @@
 """The measurements behind the claims about semi-parametric guidance: SPG beside a DiT of equal budget, and swapped sets.
 
-Three sets of real images: scikit-learn's digits, coloured faces, cats and dogs.
+Real images: scikit-learn's digits, coloured faces, cats and dogs in pixels and as latents of a pretrained network.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from neurips26.reference_guidance.animal_latents import latent_animals
 from neurips26.reference_guidance.animals import SPECIES, photographs_and_judge
 from neurips26.reference_guidance.bank import ReferenceBank
 from neurips26.reference_guidance.baselines import CHOSEN
@@ -24,7 +26,17 @@ from neurips26.reference_guidance.spg import SPG, DiTMean, SPGConfig, euler_samp
 from neurips26.reference_guidance.spg_train import SPGTrainer, TrainConfig
 from neurips26.reference_guidance.toys import LAYOUTS, STYLES, TINTS, Split, digits, faces, photographs, split
 
-__all__ = ["SPG_RATES", "Case", "animal_case", "digit_case", "face_case", "quality", "samples", "swapped"]
+__all__ = [
+    "SPG_RATES",
+    "Case",
+    "animal_case",
+    "animal_latent_case",
+    "digit_case",
+    "face_case",
+    "quality",
+    "samples",
+    "swapped",
+]
 __all__ += ["train_small", "trained", "tuning_score"]
 
 #: Learning rates of Lion that the grids try for either model.
@@ -48,6 +60,7 @@ class Case:
         features: a network whose features give a second distance.
         mixed: size of the set that samples are drawn under, made of training images of all kinds; 0 for all of them.
         each: samples under every set of one kind.
+        pictures: what images look like, where they are latents; distances between distributions are those of pictures.
     """
 
     name: str
@@ -61,6 +74,7 @@ class Case:
     features: nn.Module | None = None
     mixed: int = 0
     each: int = 40
+    pictures: Callable[[Tensor], Tensor] = lambda x: x
 
     def mixed_set(self, seed: int) -> Tensor:
         """Training images of all kinds."""
@@ -122,6 +136,30 @@ def animal_case(path: Path) -> Case:
     )
 
 
+#: 32x8x8 latents in sixteen patches of 128 numbers, as many as in a patch of the authors' latents.
+LATENT = SPGConfig(32, 8, 8, 2, 64, 3, 4, 1, 64)
+
+
+@cache
+def animal_latent_case(path: Path) -> Case:
+    """The same cats and dogs as latents of a pretrained network, and the same judge, which sees pictures made of them."""
+    a = latent_animals(path)
+    return Case(
+        "animal-latents",
+        LATENT,
+        400,
+        256,
+        a.train,
+        a.test,
+        {"species": a.judge},
+        {"species": SPECIES},
+        a.features,
+        mixed=500,
+        each=300,
+        pictures=a.latents.decode,
+    )
+
+
 def train_small(case: Case, kind: str, rate: float, seed: int, steps: int) -> SPG | DiTMean:
     """One model of either kind on the training images, which are also its set: each hidden from itself, as the authors do.
 
@@ -162,7 +200,8 @@ def _noise(case: Case, n: int, seed: int) -> Tensor:
 def tuning_score(case: Case, kind: str, rate: float, seed: int, n: int = 600) -> float:
     """Frechet distance to the training images of one model at one learning rate, after half of the steps."""
     model = train_small(case, kind, rate, seed, case.steps // 2)
-    return frechet_distance(case.train.images, samples(model, _noise(case, n, seed), case.mixed_set(seed)))
+    drawn = samples(model, _noise(case, n, seed), case.mixed_set(seed))
+    return frechet_distance(case.pictures(case.train.images), case.pictures(drawn))
 
 
 def quality(case: Case, seed: int, n: int = 600) -> dict[str, dict[str, float]]:
@@ -173,14 +212,16 @@ def quality(case: Case, seed: int, n: int = 600) -> dict[str, dict[str, float]]:
     found["retrieved mean only"] = samples(models["SPG"], noise, mixed, retrieved_only=True)
     found["real held out"] = case.unseen.images
     known = ReferenceBank.from_latents(train)
+    trained_on, unseen = case.pictures(train), case.pictures(case.unseen.images)
     out: dict[str, dict[str, float]] = {}
     for name, x in found.items():
-        out[name] = {"frechet": frechet_distance(train, x), "kernel": kernel_distance(train, x)}
+        shown = case.pictures(x)
+        out[name] = {"frechet": frechet_distance(trained_on, shown), "kernel": kernel_distance(trained_on, shown)}
         out[name]["nearest training image"] = copy_distance(x, known)
         if case.features is not None:
-            out[name]["frechet in features"] = frechet_distance(train, x, case.features)
+            out[name]["frechet in features"] = frechet_distance(trained_on, shown, case.features)
         if name != "real held out":
-            out[name]["frechet held out"] = frechet_distance(case.unseen.images, x)
+            out[name]["frechet held out"] = frechet_distance(unseen, shown)
     for name, m in models.items():
         out[name]["parameters"] = float(sum(p.numel() for p in m.parameters()))
     return out

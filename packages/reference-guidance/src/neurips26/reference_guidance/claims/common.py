@@ -23,6 +23,7 @@ FACES = DataUse("olivetti_faces_64.npz", "real")
 COMPOSITION_RANK = "neurips26.reference_guidance.claims:composition_rank"
 MOONS = DataUse("two moons", "generated")
 ANIMALS = DataUse("cifar10_cat_dog.zip", "real")
+ENCODER = DataUse("EfficientNet-Lite0 (ImageNet weights)", "from a dependency")
 
 
 @cache
@@ -82,12 +83,18 @@ def series_of(rows: dict[int, dict[str, Any]], name: str, metric: str = "rate", 
     return Series(how, [row[name][metric] for row in rows.values()])
 
 
-def control_row(rows: dict[int, Any], ours: str, used: DataUse, tuned: str = "", reason: str = "") -> Measurement:
+def _listed(used: DataUse | list[DataUse]) -> list[DataUse]:
+    return used if isinstance(used, list) else [used]
+
+
+def control_row(
+    rows: dict[int, Any], ours: str, used: DataUse | list[DataUse], tuned: str = "", reason: str = ""
+) -> Measurement:
     """A control claim: ours beside everything else that was measured, compared to the unguided rate."""
     others = [k for k in next(iter(rows.values())) if k != ours]
     return Measurement(
         ours=series_of(rows, ours, "rate", tuned), baselines={k: series_of(rows, k, "rate", tuned) for k in others},
-        seeds=list(rows), cells=cells_of(rows), data=[used], reason=reason, compared_to="unguided",
+        seeds=list(rows), cells=cells_of(rows), data=_listed(used), reason=reason, compared_to="unguided",
         tuned_by=f"{tuned}-settings" if tuned else None,
     )  # fmt: skip
 
@@ -107,14 +114,14 @@ def share_cells(rows: dict[int, dict[str, float]], method: str = "ours") -> list
 
 
 def not_copied(
-    rows: dict[int, Any], used: DataUse, tuned: str, reason: str = "", ours: str = "quadratic 2"
+    rows: dict[int, Any], used: DataUse | list[DataUse], tuned: str, reason: str = "", ours: str = "quadratic 2"
 ) -> Measurement:
     """A copy check: distances to the nearest reference, compared to those of held-out real images."""
     rivals = ("held out", "unguided", "latent average", "SDEdit", "classifier guidance", "prompt")
     base = {k: series_of(rows, k, "copy", tuned) for k in rivals if k in next(iter(rows.values()))}
     return Measurement(
         ours=series_of(rows, ours, "copy", tuned), baselines=base, compared_to="held out", seeds=list(rows),
-        cells=cells_of(rows), data=[used], reason=reason, tuned_by=f"{tuned}-settings",
+        cells=cells_of(rows), data=_listed(used), reason=reason, tuned_by=f"{tuned}-settings",
     )  # fmt: skip
 
 
