@@ -91,7 +91,7 @@ def tune_spg_animal_latents(ctx: Context) -> Tuning:
 USED = {"digits": [DIGITS], "faces": [FACES], "animals": [ANIMALS], "animal-latents": [ANIMALS, ENCODER]}
 SHORT = "a few hundred steps of small models: neither has converged"
 #: Trainings of either model, a seed each.
-TRAININGS = {"digits": 8, "faces": 7, "animals": 7, "animal-latents": 7}
+TRAININGS = {"digits": 8, "faces": 7, "animals": 7, "animal-latents": 10}
 
 
 def _quality(ctx: Context, name: str, metric: str) -> Measurement:
@@ -174,7 +174,7 @@ MEANS_OF_FACES = (
     "refiner, trained under mixed sets, completes what it has seen"
 )
 MEANS = (
-    "the same generator, trained as long, with the same judge and sets is measured on latents of a pretrained network "
+    "the same generator with the same judge and sets is measured on latents of a pretrained network "
     "(spg-swap-animal-latents): the difference is that a patch of 4x4 pixels hardly shows whose fur it is, where a patch of "
     "such latents does"
 )
