@@ -56,6 +56,24 @@ def test_latents_are_white_and_come_back_as_pictures():
     assert torch.allclose(again.decode(z[:5]), back[:5], atol=0.02)
 
 
+def test_other_shapes_and_numbers_are_refused():
+    with pytest.raises(
+        ValueError, match=r"photographs: expected \(n, 3, 32, 32\) with n of at least 2, got \(9, 3, 16, 16\)"
+    ):
+        FeatureLatents(torch.zeros(9, 3, 16, 16), network=Small())
+    with pytest.raises(ValueError, match=r"at least 2, got \(1, 3, 32, 32\)"):
+        FeatureLatents(pictures(1, 0), network=Small())
+    with pytest.raises(ValueError, match="photographs: "):
+        FeatureLatents(pictures(4, 0) / 0, network=Small())
+    latents = FeatureLatents(pictures(8, 2), steps=2, width=16, network=Small())
+    with pytest.raises(
+        ValueError, match=r"images: expected \(n, 3, 32, 32\) with n of at least 1, got \(0, 3, 32, 32\)"
+    ):
+        latents.encode(torch.zeros(0, 3, 32, 32))
+    with pytest.raises(ValueError, match=r"latents: expected \(n, 32, 8, 8\)"):
+        latents.decode(torch.zeros(2, 16, 8, 8))
+
+
 def test_the_judge_sees_pictures_and_the_flow_is_the_network():
     x = pictures(64, 1)
     latents = FeatureLatents(x, steps=5, width=16, network=Small())

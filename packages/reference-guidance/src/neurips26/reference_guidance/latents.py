@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from neurips26.reference_guidance.errors import CheckpointError
+from neurips26.reference_guidance.posterior import check_finite
 from neurips26.shared import data
 
 __all__ = ["CHANNELS", "WEIGHTS", "FeatureLatents", "pretrained", "seen"]
@@ -29,6 +30,8 @@ WEIGHTS = (
 )
 #: Stages of the network that are used, and the maps after them.
 STAGES, MAPS = 5, 112
+#: Shapes of a photograph and of its latents.
+PICTURE, LATENT = (3, 32, 32), (CHANNELS, 8, 8)
 #: Steps of the decoder, and the noise on its input: samples are not exactly latents of photographs.
 STEPS, NOISE = 800, 0.1
 
@@ -67,6 +70,13 @@ def _block(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.GroupNorm(8, outputs), nn.SiLU())
 
 
+def _check(x: Tensor, name: str, shape: tuple[int, ...], fewest: int = 1) -> None:
+    if tuple(x.shape[1:]) != shape or len(x) < fewest:
+        wanted = ", ".join(map(str, shape))
+        raise ValueError(f"{name}: expected (n, {wanted}) with n of at least {fewest}, got {tuple(x.shape)}")
+    check_finite(x, name)
+
+
 class FeatureLatents:
     """Fitted once to photographs; then pictures (n, 3, 32, 32) become latents (n, 32, 8, 8) and latents pictures.
 
@@ -75,11 +85,15 @@ class FeatureLatents:
         steps: of the decoder.
         width: of the decoder.
         network: with the parts of :func:`pretrained`, which is the default.
+
+    Raises:
+        ValueError: images or latents of another shape, or too few of them, or numbers that are not finite.
     """
 
     def __init__(
         self, photographs: Tensor, steps: int = STEPS, width: int = 128, network: nn.Module | None = None
     ) -> None:
+        _check(photographs, "photographs", PICTURE, MAPS // 64 + 1)
         self.network = pretrained() if network is None else network
         maps = self.features(photographs)
         rows = maps.permute(0, 2, 3, 1).flatten(0, 2).double()
@@ -94,6 +108,7 @@ class FeatureLatents:
 
     def features(self, images: Tensor) -> Tensor:
         """Maps of the fifth stage, (n, 112, 8, 8)."""
+        _check(images, "images", PICTURE)
         out = []
         with torch.no_grad():
             for part in images.split(100):
@@ -113,6 +128,7 @@ class FeatureLatents:
 
     def decode(self, latents: Tensor) -> Tensor:
         """Pictures (n, 3, 32, 32) in [-1, 1] of latents."""
+        _check(latents, "latents", LATENT)
         with torch.no_grad():
             return torch.cat([self.decoder(part).clamp(-1, 1) for part in latents.split(200)])
 

@@ -174,9 +174,9 @@ MEANS_OF_FACES = (
     "refiner, trained under mixed sets, completes what it has seen"
 )
 MEANS = (
-    "the same generator with the same judge and sets is measured on latents of a pretrained network "
-    "(spg-swap-animal-latents): the difference is that a patch of 4x4 pixels hardly shows whose fur it is, where a patch of "
-    "such latents does"
+    "a patch of 4x4 pixels hardly shows whose fur it is, where a patch of latents of a pretrained network does: there the "
+    "same sets and judge find the species swapped (spg-swap-animal-latents). Longer training does not do it: after 800 steps "
+    "in pixels, as many as there, .49 of the samples show the species of the set on a tuning seed, .49 under a mixed set"
 )
 
 
